@@ -7,7 +7,7 @@ Shape suffixes: K members, P trainable parameters, N elements of these in a memb
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import groupby, zip_longest
 from typing import Any
 
@@ -21,11 +21,12 @@ from fusion.members.bounded_cache import kept
 from fusion.members.member_indices import member_indices
 from fusion.members.rows import Layout, make_dense
 from fusion.optim import adafactor, muon, native
-from fusion.optim.evaluated_weights import EvaluatedOptimizer
 from fusion.optim.learned import LEARNED
 from fusion.optim.members_by_rule import RuleMembers
 from fusion.optim.optimizer_config import Hyperparameters
+from fusion.optim.schedule_free import write
 from fusion.optim.segments import numbered, segments
+from fusion.optim.state import OptimizerState
 from fusion.optim.torch_optimizer import torch_optimizer
 from fusion.optim.torch_per_member import go_on
 from fusion.optim.update_rules import RULE_OF, UPDATE_RULES, momentum_product
@@ -33,7 +34,7 @@ from fusion.optim.vectorized import Tile
 from fusion.structure import check_module
 
 
-class FusedOptimizer(EvaluatedOptimizer):
+class FusedOptimizer(OptimizerState):
     """Updates the stacked parameters of a `FusedModel`, each member as `torch.optim` would update it alone.
 
     Adjacent members with the same rule are updated together, with all their parameters of one dtype at once. If members
@@ -115,6 +116,32 @@ class FusedOptimizer(EvaluatedOptimizer):
                 self._step_members(stacked, present, takes)
             elif any(self._in_rows(run, present) for run in self._runs):
                 self._step_rows(stacked, present, takes)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Put the weights to evaluate into the model, inside this context; then restore the weights that train.
+
+        The two differ for Schedule-Free members, and for users' optimizers that have `train()` and `eval()`.
+        """
+        stacked, averaging = self.fused.stacked, [run for run in self._runs if run.kind in SCHEDULE_FREE]
+        with torch.inference_mode(False):  # later steps write to tensors that may be made here
+            self._move(stacked[self.names[0]].device)
+            iterates = self._moment("iterate").parts if averaging else {}
+            apart = {k: self._apart_of(k) for k, hp in enumerate(self.members) if not hp.is_vectorized}
+        held, averages = list[Tensor](), list[Tensor]()
+        for run in averaging:
+            for name, z in iterates.items():
+                held.append(stacked[name].detach()[run.start : run.stop])
+                averages.append(run.average(stacked[name], z, self.steps_KP[:, self._index[name]]))
+        before = [y.clone() for y in held]
+        with ExitStack() as stack:
+            for k, own in apart.items():
+                stack.enter_context(own.evaluating({name: stacked[name][k] for name in self.names}))
+            write(held, averages)
+            try:
+                yield
+            finally:
+                write(held, before)
 
     @torch.inference_mode(False)
     def unfuse(self, k: int, module: nn.Module) -> torch.optim.Optimizer:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fusion.argument_checks import check_each, check_flag, check_mapping, refusal, require
-from fusion.keys import RULES
+from fusion.keys import RULES, SCHEDULE_FREE
 from fusion.members.fused_model import FusedModel, check_fused
 from fusion.members.member_indices import copy_rows, member_indices, member_pairs, member_rows, member_vector
 from fusion.members.rows import Rows, layout_of
@@ -153,6 +153,8 @@ class OptimizerState:
     def take_hyperparameters(self, other: OptimizerState) -> None:
         """Replace hyperparameters and learning rate multipliers by those of another optimizer; keep the other state.
 
+        The averages of Schedule-Free members stay as they are.
+
         Args:
             other: An optimizer of the same parameters, whose members use the same kinds of optimizers.
 
@@ -168,6 +170,7 @@ class OptimizerState:
                 del self._apart[k]
                 self._apart_of(k).load_state_dict(apart.state_dict(), but=changed_options(before[k], self.members[k]))
         self._tabulate()
+        self._keep_averages(before)
 
     @torch.inference_mode(False)
     def concat(self, other: OptimizerState) -> None:
@@ -210,12 +213,13 @@ class OptimizerState:
     def load_state_dict(
         self, state_dict: Mapping[str, Any], *, members: Sequence[int] | None = None, hyperparameters: bool = True
     ) -> None:
-        """Restore the result of `state_dict`.
+        """Restore the result of `state_dict`. Load the model's state before this call.
 
         Args:
             state_dict: The state of as many members as the model has, or of more.
             members: Indices of the members in `state_dict` to load, in this order; None for all.
-            hyperparameters: If True, restore hyperparameters, too. If False, keep those of this optimizer.
+            hyperparameters: If True, restore hyperparameters, too. If False, keep those of this optimizer; the averages
+                of Schedule-Free members are still those that were saved.
 
         Raises:
             ValueError: if `state_dict` has other parameters or another number of members than the model. If a user's
@@ -257,6 +261,21 @@ class OptimizerState:
             if saved[k] is not None and not self.members[position].is_vectorized:
                 changed = changed_options(before[position], self.members[position])
                 self._apart_of(position).load_state_dict(saved[k], but=changed)
+        self._keep_averages(before)
+
+    @torch.no_grad()
+    def _keep_averages(self, before: Sequence[Hyperparameters]) -> None:
+        """Move the weights that train, so that the averages stay the same although `average_share` has changed.
+
+        Args:
+            before: The earlier hyperparameters of each member.
+        """
+        for k, (hp, was) in enumerate(zip(self.members, before)):
+            if hp.kind in SCHEDULE_FREE and hp.average_share != was.average_share:
+                for name, z in self._moment("iterate").parts.items():
+                    if self.steps_KP[k, self._index[name]] > 0:
+                        y = self.fused.stacked[name][k]
+                        y.copy_(torch.lerp(z[k], y, hp.average_share / was.average_share))
 
     def _per_parameter(self, name: str, multipliers: Multipliers | None) -> Tensor:
         """Return multipliers as [K, P]: each member has those given for its optimizer."""

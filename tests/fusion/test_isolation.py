@@ -81,12 +81,13 @@ def assert_only_the_sick_member_changed(
 
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bfloat16-autocast"])
-@pytest.mark.parametrize("poison", [float("nan"), 1e30], ids=["nan", "overflow"])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_in_every_optimizer(kind: str, poison: float, autocast: bool) -> None:
+def test_in_every_optimizer(kind: str, autocast: bool) -> None:
+    """Of NaN, and of values that overflow."""
     case = next(case for case in CASES if case.name == ("transformer" if kind == "muon" else "batch-norm"))
     healthy = train(case, OPTIMIZERS[kind], None, autocast)
-    assert_only_the_sick_member_changed(train(case, OPTIMIZERS[kind], poison, autocast), healthy)
+    for poison in (float("nan"), 1e30):
+        assert_only_the_sick_member_changed(train(case, OPTIMIZERS[kind], poison, autocast), healthy)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from fusion import FusedModel, fuse, fused_optimizer
+from fusion import fuse, fused_optimizer
 from fusion.optim import optimizer
+from tests.fusion.training import assert_same_states
 from tests.zoo import CASES, DEVICES, Case
 
 CONFIGS: list[dict[str, Any]] = [
@@ -21,7 +22,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"optimizer": "adam", "lr": 0.01, "beta1": 0.8},
     {"optimizer": "adamw", "lr": 0.003, "weight_decay": 0.1},
 ]
-close = functools.partial(torch.testing.assert_close, rtol=1e-7, atol=1e-9)
+CLOSE = {"rtol": 1e-7, "atol": 1e-9}
+close = functools.partial(torch.testing.assert_close, **CLOSE)
 
 
 pytestmark = pytest.mark.gpu
@@ -36,11 +38,6 @@ def build(case: Case, device: str) -> list[nn.Module]:
 def batch_of(case: Case, seed: int, device: str) -> tuple[Tensor, Tensor]:
     x, y = case.batch(seed)
     return (x.double() if x.is_floating_point() else x).to(device), y.to(device)
-
-
-def assert_members_equal(fused: FusedModel, models: list[nn.Module]) -> None:
-    for k, model in enumerate(models):
-        close(dict(fused.unfuse(k).state_dict()), dict(model.state_dict()))
 
 
 def some_of(quick: set[str]) -> pytest.MarkDecorator:
@@ -91,10 +88,10 @@ def check(case: Case, models: list[nn.Module], device: str, one_by_one: bool, ow
             loss.backward()
             own.step()
             close(loss_K[k], loss)
-    assert_members_equal(fused, models)
+    assert_same_states(fused, models, **CLOSE)
     fused.eval()
     with torch.no_grad():
         loss_K = fused.map(case.objective, batch_of(case, 9, device))
         for k, model in enumerate(models):
             close(loss_K[k], case.objective(model.eval(), batch_of(case, 9, device)))
-    assert_members_equal(fused, models)
+    assert_same_states(fused, models, **CLOSE)

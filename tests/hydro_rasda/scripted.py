@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import nn
 
 from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Devices, Finished, History, Outcome, Task, Widths
+from hydro_rasda.data import make_batches
 from hydro_rasda.heats.race import Race
 from hydro_rasda.heats.search import Search
 from hydro_rasda.heats.sweep import Sweep
 from hydro_rasda.history.lines import Unit, metric_lines
+from hydro_rasda.problem.objective import supervised
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import SweepRule
-from hydro_rasda.settings.config import Keep
+from hydro_rasda.settings.config import Keep, TuneConfig
+from tests.hydro_rasda.models import mlp
 
 Scores = Mapping[int, Sequence[float]]
 """Of each trial, the metric after each epoch."""
@@ -87,6 +93,14 @@ def open_run(path: Path, problem: Problem, number: int, **settings: Any) -> Run:
     settings = {"full_trainings": 0, **settings}
     trials = {n: Trial(n, {"lr": 0.1}) for n in range(number)}
     return run_of(problem.with_settings(**settings), Store.open(path, {}, "auto"), trials)
+
+
+def untrained(path: Path, model_fn: Callable[..., nn.Module] = mlp, **settings: Any) -> Run:
+    """A run whose data tell nothing, as what its trials score is made up."""
+    cpu = torch.device("cpu")
+    data = make_batches((torch.zeros(4, 64), torch.zeros(4, dtype=torch.int64)), "data", cpu, 0)
+    problem = Problem(model_fn, supervised(), data, data, TuneConfig(**settings), cpu)
+    return Run(problem, Store.open(path, {}, "auto"))
 
 
 def run_of(problem: Problem, store: Store, trials: dict[int, Trial]) -> Run:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
-from fusion import FusionMismatch, FusionWarning, clip_grad_norm_, dry_run, fuse, fused_optimizer
-from fusion.optim import optimizer
+from fusion import FusionMismatch, FusionWarning, dry_run, fuse, fused_optimizer
+from tests.fusion.training import Both
 
 # Seeded, for one test needs a branch that some members take and others do not.
 X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
@@ -114,28 +114,12 @@ def test_one_by_one_gives_the_same_result_through_the_same_calls(build: Any, set
     configs: list[dict[str, Any]] = [{"lr": 0.01 * (k + 1), **setting} for k in range(4)]
     fused = fuse(models)
     dry_run(fused, loss, batch)
-    opt = fused_optimizer(fused, configs)
-    alone = [optimizer(model, config) for model, config in zip(models, configs, strict=True)]
-    members = [0, 1, 2, 3]
+    both = Both(fused, models, configs, loss)
     for step in range(4):
         if step == 2:
-            members = [3, 1]
-            fused.keep(members)
-            opt.keep(members)
-        opt.zero_grad()
-        loss_K = fused.map(loss, batch)
-        loss_K.sum().backward()
-        clip_grad_norm_(fused, 0.5)
-        opt.step()
-        for position, k in enumerate(members):
-            alone[k].zero_grad()
-            one = loss(models[k], batch)
-            one.backward()
-            nn.utils.clip_grad_norm_(models[k].parameters(), 0.5)
-            alone[k].step()
-            torch.testing.assert_close(loss_K[position], one)
-    for position, k in enumerate(members):
-        torch.testing.assert_close(dict(fused.unfuse(position).state_dict()), dict(models[k].state_dict()))
+            both.keep([3, 1])
+        both.step(batch, clip=0.5)
+    both.assert_equal()
 
 
 @pytest.mark.filterwarnings("ignore::fusion.FusionWarning")
@@ -306,18 +290,10 @@ def test_parameters_that_forward_writes_to(build: Any, write: Any, K: int, alike
     before = {name: tensor.clone() for name, tensor in fused.unfuse(0).state_dict().items()}
     dry_run(fused, loss, BATCH)
     torch.testing.assert_close(dict(fused.unfuse(0).state_dict()), before, rtol=0, atol=0)
-    configs = [{"optimizer": kind, "lr": 0.1 / (1 + k)} for k in range(K)]
-    opt, alone = fused_optimizer(fused, configs), [optimizer(*pair) for pair in zip(models, configs, strict=True)]
+    both = Both(fused, models, [{"optimizer": kind, "lr": 0.1 / (1 + k)} for k in range(K)], loss)
     for _ in range(4):
-        opt.zero_grad()
-        fused.map(loss, BATCH).sum().backward()
-        opt.step()
-        for model, own in zip(models, alone, strict=True):
-            own.zero_grad()
-            loss(model, BATCH).backward()
-            own.step()
-    for k, model in enumerate(models):
-        torch.testing.assert_close(dict(fused.unfuse(k).state_dict()), dict(model.state_dict()))
+        both.step(BATCH)
+    both.assert_equal()
 
 
 def test_a_write_to_what_members_share_is_refused_where_no_dry_run_has_seen_it() -> None:
@@ -429,23 +405,11 @@ class Renormed(nn.Module):
 def test_parameters_that_forward_writes_into(layer: type[nn.Module]) -> None:
     torch.manual_seed(0)
     models = [nn.Sequential(nn.Linear(4, 8), layer(), nn.Linear(8, 3)) for _ in range(3)]
-    fused = fuse(models, one_by_one=True)
-    opt = fused_optimizer(fused, [{"lr": 0.1}] * 3)
-    alone = [optimizer(model, {"lr": 0.1}) for model in models]
-    assert dry_run(fused, loss, BATCH, compare=False) is None
+    both = Both(fuse(models, one_by_one=True), models, [{"lr": 0.1}] * 3, loss)
+    assert dry_run(both.fused, loss, BATCH, compare=False) is None
     for _ in range(2):
-        loss_K = fused.map(loss, BATCH)
-        opt.zero_grad()
-        loss_K.sum().backward()
-        opt.step()
-        for k, model in enumerate(models):
-            one = loss(model, BATCH)
-            torch.testing.assert_close(loss_K[k], one)
-            alone[k].zero_grad()
-            one.backward()
-            alone[k].step()
-    for k, model in enumerate(models):
-        torch.testing.assert_close(dict(fused.unfuse(k).state_dict()), dict(model.state_dict()))
+        both.step(BATCH)
+    both.assert_equal()
 
 
 def test_an_error_of_the_model_itself_is_raised() -> None:

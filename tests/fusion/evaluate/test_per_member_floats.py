@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusion import fuse
+from tests.fusion.training import assert_same_gradients, assert_same_states
 
 ROWS, IMAGES = torch.randn(6, 4), torch.randn(6, 4, 5, 5)
 SEQUENCES = torch.randn(6, 5, 4)
@@ -82,12 +83,9 @@ def test_each_member_computes_with_its_own(make: Any, x: Tensor, one_by_one: boo
         torch.testing.assert_close(out_K[k], out)
         if out.requires_grad:
             out.sum().backward()
-        for name, p in model.named_parameters():
-            grad = fused.stacked[name].grad
-            assert grad is not None
-            torch.testing.assert_close(grad[k], p.grad, rtol=1e-5, atol=1e-5)
-        for name, buffer in fused.unfuse(k).named_buffers():
-            torch.testing.assert_close(buffer, model.get_buffer(name))
+    if out_K.requires_grad:
+        assert_same_gradients(fused, models, rtol=1e-5, atol=1e-5)
+    assert_same_states(fused, models)
 
 
 def test_a_number_that_forward_goes_on_computing_with_leaves_the_float_as_it_is() -> None:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusion import FusionMismatch, dry_run, fuse, fused_optimizer
-from fusion.optim import optimizer
+from fusion import FusionMismatch, dry_run, fuse
+from tests.fusion.training import Both
 
 X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
 
@@ -127,18 +127,14 @@ def test_gradients_that_are_there_count_in_the_first_step(K: int) -> None:
     models = [nn.Linear(4, 3) for _ in range(K)]
     for model in models:
         loss(model, (X, Y)).backward()
-    fused, config = fuse(models), {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}
-    opt, alone = fused_optimizer(fused, [config] * K), [optimizer(model, config) for model in models]
-    for _ in range(2):
-        fused.map(loss, (X, Y)).sum().backward()
-        opt.step()
-        opt.zero_grad()
-        for model, own in zip(models, alone, strict=True):
-            loss(model, (X, Y)).backward()
-            own.step()
-            own.zero_grad()
-    for k, model in enumerate(models):
-        torch.testing.assert_close(dict(fused.unfuse(k).state_dict()), dict(model.state_dict()))
+    both = Both(fuse(models), models, [{"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}] * K, loss)
+    both.fused.map(loss, (X, Y)).sum().backward()
+    both.opt.step()
+    for model, own in zip(models, both.alone, strict=True):
+        loss(model, (X, Y)).backward()
+        own.step()
+    both.step((X, Y))
+    both.assert_equal()
 
 
 def test_a_gradient_that_only_some_have_is_refused() -> None:

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusion import FusedModel, dry_run, fuse
+from tests.fusion.evaluate.test_per_member_floats import Multiply
+from tests.fusion.training import assert_same_gradients, assert_same_states
 
 
 class Net(nn.Module):
@@ -132,13 +134,8 @@ def test_map_matches_separate_models_over_steps_and_modes() -> None:
             alone = loss(model, X)
             alone.backward()
             torch.testing.assert_close(loss_K[k], alone)
-            for name, p in model.named_parameters():
-                if p.requires_grad:
-                    grad = fused.stacked[name].grad
-                    assert grad is not None
-                    torch.testing.assert_close(grad[k], p.grad)
-            for name, buffer in fused.unfuse(k).named_buffers():
-                torch.testing.assert_close(buffer, model.get_buffer(name))
+        assert_same_gradients(fused, models)
+        assert_same_states(fused, models)
     assert fused.stacked_buffers["count"].tolist() == [3, 3, 3]
 
 
@@ -177,8 +174,8 @@ def test_members_with_data_of_their_own_compute_what_each_computes_alone(one_by_
         expected = loss(model, X.roll(k))
         expected.backward()
         torch.testing.assert_close(found[k], expected)
-        torch.testing.assert_close(fused.stacked["embed.weight"].grad[k], model.embed.weight.grad)  # type: ignore[index]
-        torch.testing.assert_close(fused.unfuse(k).state_dict(), model.state_dict())
+    assert_same_gradients(fused, models)
+    assert_same_states(fused, models)
     with pytest.raises(ValueError, match=f"`batch` is \\(6,\\).*{K} rows first, one for each member"):
         fused.map(loss, X, own_data=True)
 
@@ -196,12 +193,6 @@ def test_inference_mode() -> None:
     with torch.inference_mode():
         out_K = fused(X)
     torch.testing.assert_close(out_K.clone(), torch.stack([model.eval()(X) for model in models]))
-
-
-def test_forward_stacks_outputs() -> None:
-    models = nets(3)
-    fused = fuse(models).eval()
-    torch.testing.assert_close(fused(X), torch.stack([model.eval()(X) for model in models]))
 
 
 def test_members_in_turn_write_to_inputs_of_their_own() -> None:
@@ -321,14 +312,6 @@ class Scaled(nn.Linear):
     def __init__(self, scale: float) -> None:
         super().__init__(3, 2)
         self.register_forward_pre_hook(Multiply(scale))
-
-
-class Multiply:
-    def __init__(self, scale: float) -> None:
-        self.scale = scale
-
-    def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (args[0] * self.scale, *args[1:])
 
 
 def test_hooks_survive() -> None:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusion import dry_run, fuse, fused_optimizer, fusion_key
-from fusion.optim import optimizer
+from fusion import dry_run, fuse, fusion_key
 from fusion.structure.module_parts import duplicate
+from tests.fusion.training import Both
 
 X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
 
@@ -94,29 +94,20 @@ def test_members_train_as_alone(hook: Callable[[Hooked], None], K: int, by_data:
     fused = fuse(models)
     dry_run(fused, loss, (X, Y))
     configs = [{"optimizer": "adam", "lr": 0.05 / (1 + k), "weight_decay": 0.1} for k in range(K)]
-    opt, alone = fused_optimizer(fused, configs), [optimizer(*pair) for pair in zip(models, configs, strict=True)]
+    both = Both(fused, models, configs, loss)
     for step in range(5):
         if step == 2 and K > 1:
-            fused.keep([2, 0])
-            opt.keep([2, 0])
-            models, alone = [models[2], models[0]], [alone[2], alone[0]]
+            both.keep([2, 0])
         if step == 3:
-            fused = copy.deepcopy(fused)
-            opt.fused = fused
-        opt.zero_grad()
-        fused.map(loss, (X, Y)).sum().backward()
-        opt.step()
-        for model, own in zip(models, alone, strict=True):
-            own.zero_grad()
-            loss(model, (X, Y)).backward()
-            own.step()
-    for k, model in enumerate(models):
-        one = fused.unfuse(k)
-        torch.testing.assert_close(dict(one.state_dict()), dict(model.state_dict()))
+            both.fused = both.opt.fused = copy.deepcopy(fused)
+        both.step((X, Y))
+    both.assert_equal()
+    for k, model in enumerate(both.models):
+        one = both.fused.unfuse(k)
         for module in (one, model):
             module.zero_grad()
             loss(module, (X, Y)).backward()
-        torch.testing.assert_close(one.get_parameter("layer.weight").grad, model.layer.weight.grad)
+        torch.testing.assert_close(one.get_parameter("layer.weight").grad, model.get_parameter("layer.weight").grad)
 
 
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.__name__)

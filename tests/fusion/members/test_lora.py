@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusion import dry_run, fuse, fused_optimizer, pad_lora, trim_lora
-from fusion.optim import optimizer
+from fusion import dry_run, fuse, pad_lora, trim_lora
+from tests.fusion.training import Both, assert_same_states
 from tests.zoo import gpt2
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")
@@ -21,7 +21,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"optimizer": "adam", "lr": 0.01},
     {"optimizer": "sgd", "lr": 0.5, "momentum": 0.9, "weight_decay": 0.01},
 ]
-close = functools.partial(torch.testing.assert_close, rtol=1e-7, atol=1e-9)
+CLOSE = {"rtol": 1e-7, "atol": 1e-9}
+close = functools.partial(torch.testing.assert_close, **CLOSE)
 
 
 @pytest.fixture(scope="module")
@@ -53,20 +54,10 @@ def loss(model: Any, x: Tensor) -> Tensor:
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), x[:, 1:].flatten())
 
 
-def train_both(models: list[Any], fused: Any, steps: int = 4) -> None:
-    opt = fused_optimizer(fused, CONFIGS)
-    alone = [optimizer(model, config) for model, config in zip(models, CONFIGS, strict=True)]
-    for step in range(steps):
-        opt.zero_grad()
-        loss_K = fused.map(loss, tokens(step))
-        loss_K.sum().backward()
-        opt.step()
-        for k, (model, own) in enumerate(zip(models, alone, strict=True)):
-            own.zero_grad()
-            one = loss(model, tokens(step))
-            one.backward()
-            own.step()
-            close(loss_K[k].detach(), one.detach())
+def train_both(models: list[Any], fused: Any) -> None:
+    both = Both(fused, models, CONFIGS, loss)
+    for step in range(4):
+        both.step(tokens(step), **CLOSE)
 
 
 def test_equal_ranks_and_different_alphas(base: nn.Module) -> None:
@@ -74,8 +65,7 @@ def test_equal_ranks_and_different_alphas(base: nn.Module) -> None:
     fused = fuse(models)
     assert dry_run(fused, loss, tokens(0)) is None
     train_both(models, fused)
-    for k, model in enumerate(models):
-        close(dict(fused.unfuse(k).state_dict()), dict(model.state_dict()))
+    assert_same_states(fused, models, **CLOSE)
 
 
 def test_unequal_ranks_by_padding(base: nn.Module) -> None:

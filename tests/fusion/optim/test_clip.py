@@ -6,6 +6,7 @@ from torch import nn
 
 from fusion import FusedModel, clip_grad_norm_, fuse
 from fusion.optim import FusedAdam
+from tests.fusion.training import assert_same_gradients
 
 LIMITS = [0.1, 1.0, 1e6, float("inf")]
 
@@ -26,10 +27,7 @@ def test_equal_to_torch() -> None:
     for k, model in enumerate(models):
         norm = nn.utils.clip_grad_norm_(model.parameters(), LIMITS[k])
         torch.testing.assert_close(norm_K[k], norm)
-        for name, p in model.named_parameters():
-            grad = fused.stacked[name].grad
-            assert grad is not None
-            torch.testing.assert_close(grad[k], p.grad)
+    assert_same_gradients(fused, models)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -98,7 +96,4 @@ def test_a_norm_beyond_float16_beside_parameters_in_float32() -> None:
     norm_K = clip_grad_norm_(fused, 1.0)
     for k, model in enumerate(models):
         torch.testing.assert_close(norm_K[k], nn.utils.clip_grad_norm_(model.parameters(), 1.0))
-        for name, p in model.named_parameters():
-            grad = fused.stacked[name].grad
-            assert grad is not None
-            torch.testing.assert_close(grad[k], p.grad)
+    assert_same_gradients(fused, models)

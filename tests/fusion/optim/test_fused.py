@@ -2,15 +2,16 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fusion import FusedModel, FusedOptimizer, clip_grad_norm_, dry_run, fuse, fused_optimizer
-from fusion.members.rows import make_dense
+from fusion import FusedModel, FusedOptimizer, dry_run, fuse, fused_optimizer
 from fusion.optim import FusedAdam, FusedAdamW, FusedSGD, native, optimizer
+from tests.fusion.training import Both, assert_same_states
 
 
 @pytest.fixture(autouse=True, params=["vectorized", "kernel on rows", "kernel in place"])
@@ -109,10 +110,7 @@ def train_one(k: int, model: Net, opt: torch.optim.Optimizer, steps: Sequence[in
         opt.step()
 
 
-def assert_members_equal(fused: FusedModel, models: Sequence[nn.Module]) -> None:
-    for k, model in enumerate(models):
-        for name, tensor in model.state_dict().items():
-            torch.testing.assert_close(fused.stacked[name].detach()[k], tensor, rtol=2e-5, atol=1e-6)
+assert_members_equal = partial(assert_same_states, rtol=2e-5, atol=1e-6)
 
 
 def test_members_with_different_optimizers_match_torch() -> None:
@@ -180,20 +178,9 @@ def test_parameters_and_gradients_of_other_kinds_match_torch(make: Any, configs:
     models: list[nn.Module] = [make() for _ in configs]
     fused = fuse(models)
     dry_run(fused, objective, (X, Y))
-    opt, own = fused_optimizer(fused, configs), [optimizer(*pair) for pair in zip(models, configs, strict=True)]
+    both = Both(fused, models, configs, objective)
     for _ in range(4):
-        opt.zero_grad()
-        fused.map(objective, (X, Y)).sum().backward()
-        if clipped:
-            clip_grad_norm_(fused, 0.1)
-        opt.step()
-        for model, one in zip(models, own, strict=True):
-            one.zero_grad()
-            objective(model, (X, Y)).backward()
-            if clipped:
-                make_dense(model.parameters())
-                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            one.step()
+        both.step((X, Y), 0.1 if clipped else None, rtol=2e-5, atol=1e-6)
     assert_members_equal(fused, models)
 
 
@@ -434,14 +421,7 @@ def test_step_refuses_what_is_no_boolean_for_each_member(takes: Any) -> None:
 def test_gradients_of_zero_train_on_as_in_torch(one_by_one: bool) -> None:
     """Momentum moves a parameter that has had a gradient, and has one of zero now."""
     models, config = nets(2), {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}
-    fused = fuse(models, one_by_one=one_by_one)
-    opt, alone = fused_optimizer(fused, [config] * 2), [optimizer(model, config) for model in models]
+    both = Both(fuse(models, one_by_one=one_by_one), models, [config] * 2, loss)
     for late in (True, False, True):
-        opt.zero_grad(set_to_none=False)
-        fused.map(loss, (X, Y, late)).sum().backward()
-        opt.step()
-        for model, its in zip(models, alone, strict=True):
-            its.zero_grad(set_to_none=False)
-            loss(model, (X, Y, late)).backward()
-            its.step()
-    assert_members_equal(fused, models)
+        both.step((X, Y, late), set_to_none=False, rtol=2e-5, atol=1e-6)
+    assert_members_equal(both.fused, models)

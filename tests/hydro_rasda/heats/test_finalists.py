@@ -28,8 +28,9 @@ from hydro_rasda.run.state import Run
 from hydro_rasda.training.full_size import train_full_size_trial
 from hydro_rasda.training.group_training import states_of, train_group
 from surrogate.transfer_verdict import RankComparison
+from tests.hydro_rasda.heats.conftest import Opens
 from tests.hydro_rasda.models import Config, mlp
-from tests.hydro_rasda.scripted import Scripted, curves, open_run
+from tests.hydro_rasda.scripted import Scripted, curves
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -69,16 +70,19 @@ def test_check_at_full_width_agrees_with_itself(quick: Quick) -> None:
 
 
 def test_what_two_seeds_of_one_configuration_differ_by_counts_as_no_regret(quick: Quick, tmp_path: Path) -> None:
+    """The check is a part of the run: a resumed one reads it, and the verdict does not depend on it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        transfer = quick(sweep=SweepConfig(check_transfer=True)).transfer
+        transfer, again = (quick(sweep=SweepConfig(check_transfer=True)).transfer for _ in range(2))
+    assert again == transfer
     lines = [json.loads(line) for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
     values = {line["key"]: line["value"] for line in lines if line.get("key", "").startswith("check/")}
-    (again,) = (key for key in values if key.endswith("/again"))
-    spread = abs(values[again] - values[again.replace("/again", "/first")])
+    (key,) = (key for key in values if key.endswith("/again"))
+    spread = abs(values[key] - values[key.replace("/again", "/first")])
     assert transfer is not None
     assert transfer.tolerance == pytest.approx(spread)
     assert spread > 0
+    assert not math.isnan(transfer.rho)
 
 
 def test_a_ranking_upside_down_is_not_trusted(quick: Quick) -> None:
@@ -91,31 +95,17 @@ def test_a_ranking_upside_down_is_not_trusted(quick: Quick) -> None:
     assert result.transfer.verdict != "trusted"
 
 
-def test_the_check_is_a_part_of_the_run(quick: Quick) -> None:
-    """A resumed run reads it, and the verdict does not depend on it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        first, again = quick(sweep=SweepConfig(check_transfer=True)), quick(sweep=SweepConfig(check_transfer=True))
-    assert first.transfer == again.transfer
-    assert first.transfer is not None
-    assert not math.isnan(first.transfer.rho)
-
-
 @pytest.fixture
-def check(problem: Problem, tmp_path: Path) -> Iterator[Check]:
+def check(opens: Opens) -> Iterator[Check]:
     """Checks four trials by script, three epochs each; surrogates rank them as their numbers do."""
-    opened: list[Run] = []
     narrow = {n: 0.1 * n for n in range(1, 5)}
     others: list[Finished] = []
 
     def call(device: Scripted, **settings: Any) -> tuple[Run, RankComparison | None]:
-        for run in opened:
-            run.store.close()
-        opened.append(run := open_run(tmp_path / "run", problem, 5, **settings))
+        run = opens(5, **settings)
         return run, check_transfer(run, narrow, 3, device, others.append)
 
     yield call
-    opened[-1].store.close()
     assert not others
 
 
@@ -277,16 +267,12 @@ def test_narrow_surrogates_are_not_handed_over(quick: Quick) -> None:
 
 
 @pytest.fixture
-def open_swept(problem: Problem, tmp_path: Path) -> Iterator[Callable[[], Run]]:
+def open_swept(opens: Opens) -> Callable[[], Run]:
     """Opens a run of two trials once more, which a sweep at full width has trained for two epochs."""
-    opened: list[Run] = []
     group = Task("sweep/to-2/from-0/group-0", (Group("", (0, 1), fused=True),), (), Span(0, 2))
 
     def call() -> Run:
-        for run in opened:
-            run.store.close()
-        run = open_run(tmp_path / "run", problem, 2, sweep=SweepConfig(surrogate=1), race=RaceConfig(grace_period=1))
-        opened.append(run)
+        run = opens(2, sweep=SweepConfig(surrogate=1), race=RaceConfig(grace_period=1))
         if not run.store.done(group.key):
             outcome = train_group(run.problem, run.history.trials, group, load=pytest.fail)
             run.store.save(group.key, {"parts": outcome.checkpoint})
@@ -294,8 +280,7 @@ def open_swept(problem: Problem, tmp_path: Path) -> Iterator[Callable[[], Run]]:
             run.record(group.key, replace(unit, value={"members": [0, 1], "stop": 2}))
         return run
 
-    yield call
-    opened[-1].store.close()
+    return call
 
 
 def test_a_call_with_more_time_can_go_on_with_the_sweep(open_swept: Callable[[], Run]) -> None:

@@ -1,4 +1,4 @@
-""" """
+"""The kinds of trials that fuse, and the keys of a configuration that nobody reads."""
 
 from __future__ import annotations
 

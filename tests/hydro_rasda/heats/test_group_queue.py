@@ -16,23 +16,19 @@ from fusion import lr_factor
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, load, loguniform, quniform, sample_from, uniform
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Event, Finished, History, Task, Widths
-from hydro_rasda.data import make_batches
 from hydro_rasda.heats.finalists import LINEAR
 from hydro_rasda.heats.group_queue import Dispatcher
 from hydro_rasda.history.lineage import Ancestor, lineages, schedule_of, smoothed
-from hydro_rasda.problem.objective import supervised
-from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.events import RungDecided
 from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.record_full_size import try_dropped_again
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import PopulationBasedTraining, Range
-from hydro_rasda.settings.config import TuneConfig
 from hydro_rasda.space.space import explored
-from tests.hydro_rasda.heats.test_sweep import Curves, Given, X, Y, again, epochs
+from tests.hydro_rasda.heats.test_sweep import Curves, Given, again, epochs
 from tests.hydro_rasda.models import Config, mlp
-from tests.hydro_rasda.scripted import sweep
+from tests.hydro_rasda.scripted import sweep, untrained
 
 FINALS = (4.0, 3.0, 2.0, 1.0, math.nan, 5.0, 6.0, 7.0)
 FAILED = 7
@@ -58,11 +54,8 @@ class Fails(Curves):
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    cpu = torch.device("cpu")
-    data = make_batches((X, Y), "data", cpu, 0)
     asked = SweepConfig(surrogate=0.5, fusion=4, grace_period=3)
-    settings = TuneConfig(sweep=asked, num_samples=8, max_t=27, race=RaceConfig(top_k=2))
-    run = Run(Problem(mlp, supervised(), data, data, settings, cpu), Store.open(tmp_path / "run", {}, "auto"))
+    run = untrained(tmp_path / "run", sweep=asked, num_samples=8, max_t=27, race=RaceConfig(top_k=2))
     yield run
     run.store.close()
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import torch
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -23,27 +22,23 @@ import hydro_rasda
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, loguniform
 from hydro_rasda.cli import main
 from hydro_rasda.contracts import Event, History, Task
-from hydro_rasda.data import make_batches
 from hydro_rasda.heats.middle_heat import MiddleHeat, planned
 from hydro_rasda.heats.race import Race
 from hydro_rasda.history.full_size import run_end, tried_targets
 from hydro_rasda.history.history import FINALISTS, HEATS, MIDDLE_ENTERED, MIDDLE_FINALISTS, MiddlePlan
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.loggers import CSVLogger
-from hydro_rasda.problem.objective import supervised
-from hydro_rasda.problem.problem import Problem
 from hydro_rasda.records.record_from_journal import Follower
 from hydro_rasda.records.report import render
 from hydro_rasda.records.summary import sum_up
 from hydro_rasda.run.events import HeatBegan, RungDecided
-from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from hydro_rasda.settings.config import TuneConfig
 from tests.hydro_rasda.heats.test_heat import AllHeats
-from tests.hydro_rasda.heats.test_sweep import Clock, Given, X, Y
+from tests.hydro_rasda.heats.test_sweep import Clock, Given
 from tests.hydro_rasda.heats.test_sweep import clock as clock
 from tests.hydro_rasda.models import Config, mlp
-from tests.hydro_rasda.scripted import sweep
+from tests.hydro_rasda.scripted import sweep, untrained
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -133,11 +128,10 @@ def configs() -> list[Config]:
 
 
 def opened(path: Path, most: float = math.inf, model_fn: Callable[..., nn.Module] = mlp, **settings: Any) -> Run:
-    cpu = torch.device("cpu")
-    data = make_batches((X, Y), "data", cpu, 0)
     narrow = SweepConfig(surrogate=1 / 8, fusion=1)
-    asked = TuneConfig(**{"sweep": narrow, "num_samples": NUMBER, "max_t": 8, "full_trainings": 1, **settings})
-    run = Killed(Problem(model_fn, supervised(), data, data, asked, cpu), Store.open(path, {}, "auto"))
+    asked = {"sweep": narrow, "num_samples": NUMBER, "max_t": 8, "full_trainings": 1, **settings}
+    of = untrained(path, model_fn, **asked)
+    run = Killed(of.problem, of.store)
     run.most = most
     return run
 

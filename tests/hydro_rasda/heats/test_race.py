@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from hydro_rasda.run.events import Callbacks, MessageSaid
 from hydro_rasda.run.record_full_size import record_done, record_epochs, record_failure, record_swept
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.time_left import Piece
+from tests.hydro_rasda.heats.conftest import Opens
 from tests.hydro_rasda.scripted import Scores, Scripted, curves, open_run
 
 # A race of up to four trials over milestones 1, 2 and 4, of which half goes on.
@@ -27,18 +27,9 @@ RACE: dict[str, Any] = {"max_t": 4, "race": RaceConfig(grace_period=1)}
 
 
 @pytest.fixture
-def open_race(problem: Problem, tmp_path: Path) -> Iterator[Callable[..., Run]]:
+def open_race(opens: Opens) -> Opens:
     """Opens the same run once more, as the next process would."""
-    opened: list[Run] = []
-
-    def call(number: int = 4, **settings: Any) -> Run:
-        for run in opened:
-            run.store.close()
-        opened.append(open_run(tmp_path / "run", problem, number, **{**RACE, **settings}))
-        return opened[-1]
-
-    yield call
-    opened[-1].store.close()
+    return lambda number=4, **settings: opens(number, **{**RACE, **settings})
 
 
 def epochs(run: Run) -> dict[int, list[int]]:
@@ -51,7 +42,7 @@ ALL_BUT_THE_LAST_LOST = {**LOST, 1: [0.8, 0.7, math.nan]}
 FAILS_ONCE_IT_IS_BACK = {**SCORES, 1: [0.8, 0.7], 2: [0.7], 3: [0.6]}
 
 
-def test_what_all_finalists_came_to_is_compared_with_their_surrogates(open_race: Callable[..., Run]) -> None:
+def test_what_all_finalists_came_to_is_compared_with_their_surrogates(open_race: Opens) -> None:
     """After the first milestone, where half of them end; who raised is left out, and who diverged is last."""
     run = open_race(5, full_trainings=0)
     assert sum_up(run.history, [], run.store.path).agreement is None
@@ -76,7 +67,7 @@ def test_what_all_finalists_came_to_is_compared_with_their_surrogates(open_race:
     ],
 )
 def test_at_the_last_look_the_second_goes_on_if_it_is_worth_it(
-    open_race: Callable[..., Run], settings: dict[str, Any], trained: list[int]
+    open_race: Opens, settings: dict[str, Any], trained: list[int]
 ) -> None:
     run = open_race(**{"max_t": 8, "race": RaceConfig(), "full_trainings": 3, **settings})
     leader = [1.0 - 0.04 * epoch for epoch in range(8)]
@@ -86,7 +77,7 @@ def test_at_the_last_look_the_second_goes_on_if_it_is_worth_it(
     assert sum_up(run.history, [0, 1, 2, 3], run.store.path).best_trial == 3
 
 
-def test_what_the_sweep_trained_costs_the_race_nothing(open_race: Callable[..., Run]) -> None:
+def test_what_the_sweep_trained_costs_the_race_nothing(open_race: Opens) -> None:
     """At epoch 2, to which all were swept, there is a whole training left: two times 2 epochs."""
     run = open_race(3, full_trainings=1, sweep=SweepConfig(surrogate=1), race=RaceConfig(grace_period=2))
     scores = {n: values for n, values in SCORES.items() if n < 3}
@@ -98,9 +89,7 @@ def test_what_the_sweep_trained_costs_the_race_nothing(open_race: Callable[..., 
 
 
 @pytest.mark.parametrize("kept", ["averaged", "own", "none averaged"])
-def test_trials_are_compared_by_their_ends_and_the_winner_keeps_its_best_epoch(
-    open_race: Callable[..., Run], kept: str
-) -> None:
+def test_trials_are_compared_by_their_ends_and_the_winner_keeps_its_best_epoch(open_race: Opens, kept: str) -> None:
     """Trial 0 was better than trial 1 ever is; in the end it is worse, by the weights that training leaves alone."""
     own = {0: [0.9, 0.9, 0.9, 0.9], 1: [0.8, 0.7, 0.6, 0.5]}
     averaged = {0: [0.9, 0.2, 0.3, 0.47], 1: [0.8, 0.7, 0.6, 0.45 if kept == "averaged" else 0.55]}
@@ -123,7 +112,7 @@ def test_trials_are_compared_by_their_ends_and_the_winner_keeps_its_best_epoch(
 
 @pytest.mark.parametrize(("averages", "score", "winner"), [(0.3, 0.375, 0), (0.5, 0.545, 1)])
 def test_averages_that_are_far_ahead_in_the_end_win(
-    open_race: Callable[..., Run], averages: float, score: float, winner: int
+    open_race: Opens, averages: float, score: float, winner: int
 ) -> None:
     """Trial 0 ends worse than trial 1, by the weights that training left; averages cap by how much.
 
@@ -140,7 +129,7 @@ def test_averages_that_are_far_ahead_in_the_end_win(
     assert sum_up(run.history, [0, 1], run.store.path).best_trial == winner
 
 
-def test_with_several_metrics_the_first_chooses_on_the_front(open_race: Callable[..., Run]) -> None:
+def test_with_several_metrics_the_first_chooses_on_the_front(open_race: Opens) -> None:
     """Trial 1 keeps the best score, though training leaves it worst; trial 2 has as good a score for more."""
     run = open_race(4, race=RaceConfig(grace_period=4), objectives=(("params", "min"), ("val_loss", "min")))
     run.history.costs |= {0: {"params": 5.0}, 1: {"params": 20.0}, 2: {"params": 30.0}, 3: {"params": 1.0}}
@@ -158,7 +147,7 @@ def test_with_several_metrics_the_first_chooses_on_the_front(open_race: Callable
     assert [each.chance for each in found.trials] == [0.0, 0.5, 0.5, 0.0]
 
 
-def test_the_trial_with_the_best_averages_goes_on_too(open_race: Callable[..., Run]) -> None:
+def test_the_trial_with_the_best_averages_goes_on_too(open_race: Opens) -> None:
     """Trial 2 is last of three at the milestone, by the weights that training left there."""
     run = open_race(3, full_trainings=1, race=RaceConfig(grace_period=2))
     for number, own, last in ((0, 0.6, 4), (1, 0.7, 2), (2, 0.8, 4)):
@@ -174,13 +163,13 @@ def test_the_trial_with_the_best_averages_goes_on_too(open_race: Callable[..., R
     ]
 
 
-def test_with_early_stopping_the_best_epoch_decides(open_race: Callable[..., Run]) -> None:
+def test_with_early_stopping_the_best_epoch_decides(open_race: Opens) -> None:
     run = open_race(2, race=RaceConfig(patience=2, grace_period=4))
     train_finalists(run, [0, 1], Scripted({0: [0.9, 0.2, 0.3, 0.4], 1: [0.8, 0.7, 0.6, 0.35]}))
     assert sum_up(run.history, [0, 1], run.store.path).best_trial == 0
 
 
-def test_a_diverged_trials_best_epoch_wins_only_where_no_other_came_to_its_end(open_race: Callable[..., Run]) -> None:
+def test_a_diverged_trials_best_epoch_wins_only_where_no_other_came_to_its_end(open_race: Opens) -> None:
     run = open_race(2, race=RaceConfig(grace_period=4))
     lines = curves("race", {0: [0.9, 0.2, math.nan]}).lines
     record_epochs(run, 0, lines, {"model": {}, "best": {"epoch": 2, "score": 0.2, "model": {}}})
@@ -189,7 +178,7 @@ def test_a_diverged_trials_best_epoch_wins_only_where_no_other_came_to_its_end(o
     assert sum_up(run.history, [0, 1], run.store.path).best_trial == 1
 
 
-def test_at_chance_level_none_is_stopped(open_race: Callable[..., Run]) -> None:
+def test_at_chance_level_none_is_stopped(open_race: Opens) -> None:
     told: list[str] = []
     run = open_race(4, full_trainings=0)
     chance = chance_of(run.problem, 8, classes=True)
@@ -204,7 +193,7 @@ def test_at_chance_level_none_is_stopped(open_race: Callable[..., Run]) -> None:
     assert any("differs from chance at epoch 1: none is stopped" in text for text in told)
 
 
-def test_units_say_how_far_each_trial_came_and_what_it_left(open_race: Callable[..., Run]) -> None:
+def test_units_say_how_far_each_trial_came_and_what_it_left(open_race: Opens) -> None:
     run = open_race(race=RaceConfig(grace_period=1, checkpoint_every=3))
     train_finalists(run, [3, 2, 1, 0], Scripted({**SCORES, 2: [0.7], 1: [math.inf]}))
     units = run.store.units()
@@ -227,7 +216,7 @@ def test_units_say_how_far_each_trial_came_and_what_it_left(open_race: Callable[
 )
 @pytest.mark.parametrize("epochs_a_process", [1, 2, 5])
 def test_interrupted_anywhere_it_ends_as_an_unbroken_race(
-    open_race: Callable[..., Run], problem: Problem, tmp_path: Path, epochs_a_process: int, scores: Scores
+    open_race: Opens, problem: Problem, tmp_path: Path, epochs_a_process: int, scores: Scores
 ) -> None:
     unbroken = open_run(tmp_path / "unbroken", problem, 4, **RACE)
     train_finalists(unbroken, [0, 1, 2, 3], Scripted(scores))
@@ -261,7 +250,7 @@ class EndsByItself(Scripted):
 
 @pytest.mark.parametrize(("kind", "scores"), [(Scripted, [0.6]), (EndsByItself, [0.6, 0.5, math.nan])])
 def test_nobody_takes_the_place_of_a_trial_that_ends_after_a_milestone(
-    open_race: Callable[..., Run], problem: Problem, tmp_path: Path, kind: type[Scripted], scores: list[float]
+    open_race: Opens, problem: Problem, tmp_path: Path, kind: type[Scripted], scores: list[float]
 ) -> None:
     """Trial 3 goes on from epoch 1, then raises, or ends by itself. Later the run is interrupted, and goes on."""
     race = RaceConfig(grace_period=1, checkpoint_every=1)
@@ -274,7 +263,7 @@ def test_nobody_takes_the_place_of_a_trial_that_ends_after_a_milestone(
     unbroken.store.close()
 
 
-def test_if_last_weights_count_the_best_of_those_that_ended_by_themselves_wins(open_race: Callable[..., Run]) -> None:
+def test_if_last_weights_count_the_best_of_those_that_ended_by_themselves_wins(open_race: Opens) -> None:
     """Another one trained longer, but ended worse, and a third raised."""
     run = open_race(3, race=RaceConfig(grace_period=4, checkpoint_every=1, keep="last"))
     scores = {0: [0.3, 0.1, math.nan], 1: [0.9, 0.8, 0.5, math.nan], 2: [0.9, 0.8, 0.05]}
@@ -285,7 +274,7 @@ def test_if_last_weights_count_the_best_of_those_that_ended_by_themselves_wins(o
     assert [trial.status for trial in result.trials] == ["finished", "finished", "failed"]
 
 
-def test_without_time_the_first_of_all_begins_and_no_other(open_race: Callable[..., Run]) -> None:
+def test_without_time_the_first_of_all_begins_and_no_other(open_race: Opens) -> None:
     for finalists in ([1, 0], [0, 1]):
         train_finalists(run := open_race(time_budget_s=1e-9), finalists, Scripted(SCORES))
         assert epochs(run) == {1: [1]}
@@ -293,24 +282,21 @@ def test_without_time_the_first_of_all_begins_and_no_other(open_race: Callable[.
 
 
 @pytest.fixture
-def tight(problem: Problem, tmp_path: Path) -> Iterator[Callable[..., Run]]:
+def tight(problem: Problem, opens: Opens) -> Opens:
     """Opens a race that is foreseen to take longer than its budget, with which it comes to its end all the same."""
-    opened: list[Run] = []
+    slow = replace(problem, steady_epoch_seconds=5.0)
 
-    def call(path: str = "tight", lanes: int = 1, **settings: Any) -> Run:
-        settings = {"time_budget_s": 50.0, **RACE, **settings}
-        opened.append(open_run(tmp_path / path, replace(problem, steady_epoch_seconds=5.0), 4, **settings))
-        opened[-1].time_left.lanes = lanes
-        return opened[-1]
+    def call(name: str = "tight", lanes: int = 1, **settings: Any) -> Run:
+        run = opens(4, slow, name, **{"time_budget_s": 50.0, **RACE, **settings})
+        run.time_left.lanes = lanes
+        return run
 
-    yield call
-    for run in opened:
-        run.store.close()
+    return call
 
 
 @pytest.mark.parametrize("checkpoint_every", [None, 1])
 def test_if_time_is_short_the_leader_of_the_sweep_trains_to_its_end_first(
-    tight: Callable[..., Run], checkpoint_every: int | None
+    tight: Opens, checkpoint_every: int | None
 ) -> None:
     race = RaceConfig(grace_period=1, checkpoint_every=checkpoint_every)
     train_finalists(run := tight(race=race), [1, 0, 2, 3], device := Scripted(SCORES))
@@ -322,7 +308,7 @@ def test_if_time_is_short_the_leader_of_the_sweep_trains_to_its_end_first(
     assert not run.store.done("race/done")
 
 
-def test_how_slow_the_sweep_was_does_not_change_who_trains_first(tight: Callable[..., Run]) -> None:
+def test_how_slow_the_sweep_was_does_not_change_who_trains_first(tight: Opens) -> None:
     """A leader that needs 30 s of 50 s was foreseen to need more if small groups had waited for processes."""
     run = tight()
     for part in ("sweep", "transfer check"):  # the budget ended the check before it began
@@ -354,7 +340,7 @@ class TwoLanes(Scripted):
         return [Finished(task, self._train(task)) for task in tasks]
 
 
-def test_beside_the_leader_other_lanes_train_others_to_the_milestone(tight: Callable[..., Run]) -> None:
+def test_beside_the_leader_other_lanes_train_others_to_the_milestone(tight: Opens) -> None:
     train_finalists(tight(lanes=2, full_trainings=3, time_budget_s=35.0), [1, 0, 2, 3], device := TwoLanes(SCORES))
     assert device.trained[:7] == [*((1, epoch) for epoch in (1, 2, 3, 4)), (0, 1), (2, 1), (3, 1)]
     every = RaceConfig(grace_period=1, checkpoint_every=1)
@@ -373,27 +359,26 @@ def test_beside_the_leader_other_lanes_train_others_to_the_milestone(tight: Call
     ],
 )
 def test_with_too_much_or_too_little_time_or_a_lane_for_each_finalist_nobody_is_first(
-    tight: Callable[..., Run], settings: Any
+    tight: Opens, settings: Any
 ) -> None:
     train_finalists(tight(**settings), [1, 0, 2, 3], device := Scripted(SCORES))
     assert device.trained[:4] == [(1, 1), (0, 1), (2, 1), (3, 1)]
 
 
-def test_a_leader_that_was_stopped_does_not_train_on_when_time_is_short(tight: Callable[..., Run]) -> None:
-    train_finalists(first := tight(time_budget_s=None), [1, 0, 2, 3], Scripted(SCORES, epochs=5))
-    first.store.close()
+def test_a_leader_that_was_stopped_does_not_train_on_when_time_is_short(tight: Opens) -> None:
+    train_finalists(tight(time_budget_s=None), [1, 0, 2, 3], Scripted(SCORES, epochs=5))
     train_finalists(run := tight(), [1, 0, 2, 3], Scripted(SCORES))
     assert epochs(run)[1] == [1]
 
 
-def test_who_was_interrupted_catches_up_first(open_race: Callable[..., Run]) -> None:
+def test_who_was_interrupted_catches_up_first(open_race: Opens) -> None:
     settings = {"race": RaceConfig(grace_period=2)}
     train_finalists(open_race(2, **settings), [0, 1], Scripted(SCORES, epochs=1))
     train_finalists(open_race(2, **settings), [0, 1], device := Scripted(SCORES))
     assert device.trained[:3] == [(1, 1), (1, 2), (0, 2)]
 
 
-def test_a_race_that_is_over_trains_nothing_and_other_finalists_are_another_race(open_race: Callable[..., Run]) -> None:
+def test_a_race_that_is_over_trains_nothing_and_other_finalists_are_another_race(open_race: Opens) -> None:
     train_finalists(open_race(), [0, 1], first := Scripted(SCORES))
     assert first.trained == [(0, 1), (1, 1), (1, 2), (1, 3), (1, 4)]
     train_finalists(run := open_race(), [1, 0], again := Scripted(SCORES))
@@ -406,7 +391,7 @@ def test_a_race_that_is_over_trains_nothing_and_other_finalists_are_another_race
     assert last.trained == []
 
 
-def test_decisions_count_what_was_scored_at_their_milestone(open_race: Callable[..., Run]) -> None:
+def test_decisions_count_what_was_scored_at_their_milestone(open_race: Opens) -> None:
     """Of what another backend trained, one trial is ahead of the milestone at which it would have been stopped."""
     run = open_race(2)
     unit = curves("race", {0: [0.5, 0.1]})
@@ -416,7 +401,7 @@ def test_decisions_count_what_was_scored_at_their_milestone(open_race: Callable[
     assert not run.history.failures
 
 
-def test_epochs_that_were_trained_again_count_as_they_went_the_last_time(open_race: Callable[..., Run]) -> None:
+def test_epochs_that_were_trained_again_count_as_they_went_the_last_time(open_race: Opens) -> None:
     run = open_race(1)
     record_epochs(run, 0, curves("race", {0: [0.5, 0.4]}).lines, {"model": {}})
     record_epochs(run, 0, curves("race", {0: [0.3]}).lines, {"model": {}})
@@ -426,7 +411,7 @@ def test_epochs_that_were_trained_again_count_as_they_went_the_last_time(open_ra
     assert run.history.checkpoints == {0: "race/trial-0/to-1"}
 
 
-def test_who_failed_or_diverged_stays_so_and_who_went_on_did_not_fail(open_race: Callable[..., Run]) -> None:
+def test_who_failed_or_diverged_stays_so_and_who_went_on_did_not_fail(open_race: Opens) -> None:
     run = open_race(3)
     for number, score in ((0, 0.5), (1, math.nan), (2, 0.5)):
         record_epochs(run, number, curves("race", {number: [score]}).lines, {"model": {}})
@@ -441,7 +426,7 @@ def test_who_failed_or_diverged_stays_so_and_who_went_on_did_not_fail(open_race:
     assert again.store.done("race/done")
 
 
-def test_where_nobody_is_left_the_best_of_those_that_were_stopped_goes_on(open_race: Callable[..., Run]) -> None:
+def test_where_nobody_is_left_the_best_of_those_that_were_stopped_goes_on(open_race: Opens) -> None:
     said: list[str] = []
     run = open_race()
     run.callbacks = Callbacks([lambda event: said.append(getattr(event, "text", ""))])
@@ -452,7 +437,7 @@ def test_where_nobody_is_left_the_best_of_those_that_were_stopped_goes_on(open_r
     assert run.store.done("race/done")
 
 
-def test_nobody_comes_back_where_one_has_ended_by_itself(open_race: Callable[..., Run]) -> None:
+def test_nobody_comes_back_where_one_has_ended_by_itself(open_race: Opens) -> None:
     class Ending(Scripted):
         def _train(self, task: Task) -> Outcome:
             return replace(super()._train(task), ended=task.number == 3 and task.span.stop == 2)
@@ -461,7 +446,7 @@ def test_nobody_comes_back_where_one_has_ended_by_itself(open_race: Callable[...
     assert epochs(run) == {0: [1], 1: [1], 2: [1, 2], 3: [1, 2]}
 
 
-def test_the_winner_that_is_told_may_have_ended_early_or_be_of_an_earlier_call(open_race: Callable[..., Run]) -> None:
+def test_the_winner_that_is_told_may_have_ended_early_or_be_of_an_earlier_call(open_race: Opens) -> None:
     class Ending(Scripted):
         def _train(self, task: Task) -> Outcome:
             return replace(super()._train(task), ended=task.number == 3 and task.span.stop == 2)
@@ -476,7 +461,7 @@ def test_the_winner_that_is_told_may_have_ended_early_or_be_of_an_earlier_call(o
         assert sum_up(run.history, [0, 1, 2, 3], run.store.path).best_trial == 3
 
 
-def test_a_race_that_goes_on_repeats_its_decisions_with_the_scores_of_then(open_race: Callable[..., Run]) -> None:
+def test_a_race_that_goes_on_repeats_its_decisions_with_the_scores_of_then(open_race: Opens) -> None:
     said: list[str] = []
     for part in (8, math.inf):  # the first process ends within the last epochs
         run = open_race(full_trainings=2.5)
@@ -499,7 +484,7 @@ class MetricComesLate(Scripted):
 
 @pytest.mark.parametrize("checkpoint_every", [None, 1])
 def test_a_metric_that_is_not_known_yet_counts_at_the_milestone_alone(
-    open_race: Callable[..., Run], checkpoint_every: int | None
+    open_race: Opens, checkpoint_every: int | None
 ) -> None:
     run = open_race(2, race=RaceConfig(grace_period=2, checkpoint_every=checkpoint_every))
     scores = {0: [math.nan, 0.5, math.nan, 0.3], 1: [math.nan, math.nan, 0.1, 0.1]}
@@ -509,7 +494,7 @@ def test_a_metric_that_is_not_known_yet_counts_at_the_milestone_alone(
 
 @pytest.mark.parametrize("epochs_a_process", [1, math.inf])
 def test_who_is_brought_back_trains_on_where_its_metric_is_not_known_yet(
-    open_race: Callable[..., Run], epochs_a_process: float
+    open_race: Opens, epochs_a_process: float
 ) -> None:
     scores = {0: [0.9, math.nan, math.nan, 0.5], 1: [0.5, 0.4, math.nan, math.nan]}
     for _ in range(9):
@@ -533,9 +518,7 @@ class Stumbling(Scripted):
 
 
 @pytest.mark.parametrize(("times", "fails"), [(1, False), (2, False), (3, True)])
-def test_who_raises_has_two_more_tries_each_of_which_is_told(
-    open_race: Callable[..., Run], times: int, fails: bool
-) -> None:
+def test_who_raises_has_two_more_tries_each_of_which_is_told(open_race: Opens, times: int, fails: bool) -> None:
     run, said = open_race(1), []
     run.callbacks = Callbacks([lambda event: said.append(event.text) if isinstance(event, MessageSaid) else None])
     train_finalists(run, [0], Stumbling(SCORES, times))
@@ -546,13 +529,13 @@ def test_who_raises_has_two_more_tries_each_of_which_is_told(
     assert said == [again.format(n) for n in (1, 2)][:times]
 
 
-def test_who_died_has_had_its_second_chance(open_race: Callable[..., Run]) -> None:
+def test_who_died_has_had_its_second_chance(open_race: Opens) -> None:
     run = open_race(1)
     train_finalists(run, [0], Stumbling(SCORES, 1, died=True))
     assert 0 in run.history.failures
 
 
-def test_who_stands_where_a_decision_was_taken_is_decided(open_race: Callable[..., Run]) -> None:
+def test_who_stands_where_a_decision_was_taken_is_decided(open_race: Opens) -> None:
     run = open_race()
     train_finalists(run, [0, 1, 2, 3], Scripted(SCORES, epochs=5))  # all to epoch 1, one of the two that go on to 2
     run = open_race()
@@ -564,7 +547,7 @@ def test_who_stands_where_a_decision_was_taken_is_decided(open_race: Callable[..
     assert 3 not in run.history.decided
 
 
-def test_a_metric_counts_for_nothing_where_the_loss_was_not_finite(open_race: Callable[..., Run]) -> None:
+def test_a_metric_counts_for_nothing_where_the_loss_was_not_finite(open_race: Opens) -> None:
     run = open_race(1)
     line = {"event": "metrics", "heat": "race", "trial": 0, "epoch": 1, "train_loss": math.nan, "val_loss": 0.1}
     record_epochs(run, 0, [line], {"model": {}})

@@ -7,18 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from hydro_rasda import RaceConfig, SweepConfig
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Finished, History, Outcome, Task, Widths
-from hydro_rasda.data import make_batches
 from hydro_rasda.history.history import GROUP, SWEEP_DECISION
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.history.transfer import transfer_of
-from hydro_rasda.problem.objective import supervised
-from hydro_rasda.problem.problem import Problem
 from hydro_rasda.records.summary import AllTrialsFailed
 from hydro_rasda.records.timeline import trainings
 from hydro_rasda.run.events import Callbacks, HeatBegan, MessageSaid
@@ -27,13 +23,11 @@ from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import SweepRule
 from hydro_rasda.schedulers.named_rules import NoStopping
 from hydro_rasda.schedulers.sweep_rule import Stop, move_of
-from hydro_rasda.settings.config import Mode, TuneConfig
-from tests.hydro_rasda.models import Config, mlp
-from tests.hydro_rasda.scripted import sweep
+from hydro_rasda.settings.config import Mode
+from tests.hydro_rasda.models import Config
+from tests.hydro_rasda.scripted import sweep, untrained
 
 pytestmark = pytest.mark.usefixtures("one_process")
-
-X, Y = torch.zeros(4, 64), torch.zeros(4, dtype=torch.int64)
 
 
 class Clock:
@@ -161,16 +155,8 @@ def epochs(run: Run) -> dict[int, list[int]]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    cpu = torch.device("cpu")
-    data = make_batches((X, Y), "data", cpu, 0)
-    settings = TuneConfig(
-        sweep=SweepConfig(surrogate=0.5, reduction_factor=3, fusion=4),
-        num_samples=27,
-        max_t=27,
-        race=RaceConfig(top_k=1),
-    )
-    problem = Problem(mlp, supervised(), data, data, settings, cpu)
-    run = Run(problem, Store.open(tmp_path / "run", {}, "auto"))
+    narrow = SweepConfig(surrogate=0.5, reduction_factor=3, fusion=4)
+    run = untrained(tmp_path / "run", sweep=narrow, num_samples=27, max_t=27, race=RaceConfig(top_k=1))
     yield run
     run.store.close()
 

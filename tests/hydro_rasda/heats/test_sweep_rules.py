@@ -18,9 +18,7 @@ import torch
 from hydro_rasda import RaceConfig, RunExists, SweepConfig, TuneResult, loguniform
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Widths
-from hydro_rasda.data import make_batches
 from hydro_rasda.problem.objective import OptimizerSettings, supervised
-from hydro_rasda.problem.problem import Problem
 from hydro_rasda.records.summary import AllTrialsFailed
 from hydro_rasda.run.events import Callbacks
 from hydro_rasda.run.journal import read_messages
@@ -29,11 +27,9 @@ from hydro_rasda.run.run_json import read_asked
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Continue, PopulationBasedTraining, Range, Stop, SweepRule, SweepState
 from hydro_rasda.schedulers.named_rules import RULES, RuleName
-from hydro_rasda.settings.config import TuneConfig
-from tests.hydro_rasda.heats.test_sweep import FINALS, Clock, Curves, Given, X, Y, again, configs, epochs
+from tests.hydro_rasda.heats.test_sweep import FINALS, Clock, Curves, Given, again, configs, epochs
 from tests.hydro_rasda.heats.test_sweep import clock as clock
-from tests.hydro_rasda.models import mlp
-from tests.hydro_rasda.scripted import sweep
+from tests.hydro_rasda.scripted import sweep, untrained
 
 Moves = dict[int, Continue | Stop]
 
@@ -140,11 +136,8 @@ class Moody(SweepRule):
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    cpu = torch.device("cpu")
-    data = make_batches((X, Y), "data", cpu, 0)
-    settings = TuneConfig(sweep=SweepConfig(surrogate=0.5, fusion=4), num_samples=27, max_t=9, race=RaceConfig(top_k=2))
-    problem = Problem(mlp, supervised(), data, data, settings, cpu)
-    run = Run(problem, Store.open(tmp_path / "run", {}, "auto"))
+    narrow = SweepConfig(surrogate=0.5, fusion=4)
+    run = untrained(tmp_path / "run", sweep=narrow, num_samples=27, max_t=9, race=RaceConfig(top_k=2))
     yield run
     run.store.close()
 
@@ -184,30 +177,22 @@ def test_a_rule_by_name_ends_at_the_last_rung_with_the_best(run: Run, rule: str,
 
 
 @pytest.mark.usefixtures("one_process")
-@pytest.mark.parametrize(
-    ("rule", "after"),
-    [(rule, after) for rule in OF_ONE_METRIC for after in (1, 6)],
-)
-def test_a_rule_by_name_decides_alike_after_a_kill(run: Run, rule: str, after: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rule", OF_ONE_METRIC)
+def test_a_rule_by_name_decides_alike_after_a_kill(run: Run, rule: str, tmp_path: Path) -> None:
     def decided(of: Run) -> dict[str, Any]:
         return {key: unit.value for key, unit in of.store.units().items()}
 
-    def other(name: str) -> Run:
-        return by_name(Run(run.problem, Store.open(tmp_path / name, {}, "auto")), rule)
-
-    def played(of: Run) -> list[int]:
-        return sweep(of, Given([configs(FINALS)]), Curves(of))
-
-    whole, broken = other("whole"), other("broken")
-    expected = played(whole)
-    with pytest.raises(KeyboardInterrupt):
-        sweep(broken, Given([configs(FINALS)]), Stopped(broken, after, devices=1))
-    resumed = replace(again(broken), space=SPACE)
-    assert played(resumed) == expected
-    assert epochs(resumed) == epochs(whole)
-    assert decided(resumed) == decided(whole)
-    for store in (whole.store, resumed.store):
-        store.close()
+    whole = by_name(run, rule)
+    expected = sweep(whole, Given([configs(FINALS)]), Curves(whole))
+    for after in (1, 6):
+        broken = by_name(Run(run.problem, Store.open(tmp_path / f"broken-{after}", {}, "auto")), rule)
+        with pytest.raises(KeyboardInterrupt):
+            sweep(broken, Given([configs(FINALS)]), Stopped(broken, after, devices=1))
+        resumed = replace(again(broken), space=SPACE)
+        assert sweep(resumed, Given([configs(FINALS)]), Curves(resumed)) == expected
+        assert epochs(resumed) == epochs(whole)
+        assert decided(resumed) == decided(whole)
+        resumed.store.close()
 
 
 @pytest.mark.usefixtures("one_process")
@@ -526,12 +511,8 @@ def test_a_trial_costs_no_more_among_many(tmp_path: Path, rule: RuleName) -> Non
     """Function calls of a whole sweep, for each of its trials: counts do not depend on load."""
 
     def calls(count: int) -> float:
-        data = make_batches((X, Y), "data", torch.device("cpu"), 0)
-        settings = TuneConfig(sweep=SweepConfig(rule=rule, surrogate=0.5), num_samples=count, max_t=27)
-        run = Run(
-            Problem(mlp, supervised(), data, data, settings, torch.device("cpu")),
-            Store.open(tmp_path / str(count), {}, "auto"),
-        )
+        asked = SweepConfig(rule=rule, surrogate=0.5)
+        run = untrained(tmp_path / str(count), sweep=asked, num_samples=count, max_t=27)
         drawn = random.Random(0)
         given = [{"lr": drawn.random(), "own": drawn.random(), "final": drawn.random()} for _ in range(count)]
         population = PopulationBasedTraining({"lr": Range(0.0, 1.0), "own": Range(0.0, 1.0)}, 9, 3)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from fusion import FusionWarning, dry_run, fuse
+from tests.fusion.training import assert_same_gradients
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 APPLY = Function.apply
@@ -83,11 +84,7 @@ def test_members_are_as_alone(kind: str) -> None:
     for k, model in enumerate(models):
         torch.manual_seed(k)
         model(X).square().sum().backward()
-        for name, parameter in model.named_parameters():
-            grad = fused.stacked[name].grad
-            if parameter.grad is not None:
-                assert grad is not None
-                torch.testing.assert_close(grad[k], parameter.grad)
+    assert_same_gradients(fused, models)
     assert Function.apply == APPLY
 
 

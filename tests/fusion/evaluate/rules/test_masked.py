@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fusion import FusionWarning, dry_run, fuse
+from tests.fusion.training import assert_same_gradients
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 SOURCES, TARGETS = torch.tensor([0, 1, 2, 3, 5]), torch.tensor([1, 2, 3, 0, 4])
@@ -98,12 +99,9 @@ def same(write: Callable[..., Tensor], fused_at_once: bool) -> None:
     assert (dry_run(fused, lambda model, x: model(x).square().mean(), batch) is None) == fused_at_once
     fused(batch).square().sum().backward()
     torch.testing.assert_close(batch, X, rtol=0, atol=0)
-    for k, model in enumerate(models):
+    for model in models:
         model(X).square().sum().backward()
-        for name, parameter in model.named_parameters():
-            grad = fused.stacked[name].grad
-            assert grad is not None
-            torch.testing.assert_close(grad[k], parameter.grad)
+    assert_same_gradients(fused, models)
 
 
 WRITES = [by_masks, row_by_row, messages, hidden_inputs, any_new_tensor, at_an_index, through_no_views]
@@ -150,5 +148,4 @@ def test_new_tensors_that_are_returned_or_kept_hold_what_each_member_wrote() -> 
         rows.square().sum().backward()
         torch.testing.assert_close(rows_K[k], rows)
         torch.testing.assert_close(fused.unfuse(k).get_buffer("kept"), model.kept)
-        assert fused.stacked["layer.weight"].grad is not None
-        torch.testing.assert_close(fused.stacked["layer.weight"].grad[k], model.layer.weight.grad)
+    assert_same_gradients(fused, models)

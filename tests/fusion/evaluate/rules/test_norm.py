@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from fusion import dry_run, fuse, fused_optimizer
+from fusion import dry_run, fuse
 from fusion.evaluate.rules import folded
-from fusion.optim import optimizer
 from fusion.streams import Streams
 from tests.fusion.evaluate.rules.folding import K, assert_folds, member, tensor
+from tests.fusion.training import Both
 
 
 @pytest.mark.parametrize("x", [None, 0, 1])
@@ -71,17 +71,8 @@ def test_parametrized_weights_train_as_each_member_alone(build: Callable[[], nn.
     torch.manual_seed(0)
     modules = [build() for _ in range(3)]
     x = torch.randn(5, 4, dtype=torch.float64)
-    fused = fuse(modules)
-    assert dry_run(fused, lambda model, x: model(x).square().sum(), x) is None
-    opt = fused_optimizer(fused, [{"lr": 0.1}] * 3)
-    alone = [optimizer(module, {"lr": 0.1}) for module in modules]
+    both = Both(fuse(modules), modules, [{"lr": 0.1}] * 3, lambda model, x: model(x).square().sum())
+    assert dry_run(both.fused, both.objective, x) is None
     for _ in range(2):
-        opt.zero_grad()
-        fused.map(lambda model, x: model(x).square().sum(), x).sum().backward()
-        opt.step()
-        for module, its in zip(modules, alone, strict=True):
-            its.zero_grad()
-            module(x).square().sum().backward()
-            its.step()
-    for k, module in enumerate(modules):
-        torch.testing.assert_close(fused.unfuse(k).state_dict(), module.state_dict())
+        both.step(x)
+    both.assert_equal()
