@@ -48,7 +48,7 @@ def print_best(path: str, style: str, trial: int | None, export: str | None, rec
 
 
 def _loaded(path: str) -> TuneResult:
-    from hydro_rasda.results.load import load  # here, because it imports torch
+    from hydro_rasda.results.result import load  # here, because it imports torch
 
     return load(path)
 

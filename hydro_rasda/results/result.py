@@ -30,10 +30,12 @@ from hydro_rasda.problem.precision import as_given, matrix_products
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.problem.width_argument import Plans
 from hydro_rasda.records.optuna_study import make_study
+from hydro_rasda.records.record_from_journal import read_record, settings_of
 from hydro_rasda.records.records import RunRecord
 from hydro_rasda.records.summary import AllTrialsFailed, sum_up
 from hydro_rasda.results.export import checkpoint_of, save_model, unkept_of, weights_of
 from hydro_rasda.run.pickling import Gone, check_has_functions, dumped, loaded
+from hydro_rasda.run.run_json import read_asked
 from hydro_rasda.run.state import Run
 
 if TYPE_CHECKING:
@@ -221,7 +223,7 @@ class TuneResult(RunRecord):
                 schedules that are functions, because only their names are known.
             FileNotFoundError: if its checkpoint is gone.
         """
-        from hydro_rasda.results.recipe_facts import recipe_of
+        from hydro_rasda.results.recipe import recipe_of
 
         return recipe_of(self, self._problem, trial)
 
@@ -332,6 +334,38 @@ def make_result(run: Run, finalists: list[int]) -> TuneResult:
             f"{run.store.path / 'journal.jsonl'}\n{errors}"
         )
     return TuneResult(**vars(sum_up(run.history, finalists, run.store.path, hidden=run.hidden)), _problem=run.problem)
+
+
+def load(path: str | Path) -> TuneResult:
+    """Open a run of `tune`: its result, or what it has found so far if it still runs or was interrupted.
+
+    The folder is only read, and nothing in it can run code. JSON has no form for some values of a configuration, such
+    as functions, classes and members of an Enum: the result has their names. Secrets are "(hidden)". If a model
+    function reads a name or "(hidden)" in place of such a value, it raises an error that says how to pass the value.
+
+    Args:
+        path: The run's folder, `storage_path/name`, of any backend.
+
+    Returns:
+        The result that `tune` returned, without data and functions: `best_model(model_fn=...)` gives the trained model,
+        on the CPU. `TuneResult.finished` says whether the run came to its end. Before, `best_config` is the best so
+        far, and trials that may train on are "undecided".
+
+    Raises:
+        ValueError: if the folder holds no run.
+    """
+    record = read_record(path)
+    nothing: Any = None
+    problem = Problem(
+        model_fn=Gone("model_fn"),
+        objective=Gone("objective"),
+        train_data=nothing,
+        val_data=nothing,
+        settings=settings_of(read_asked(record.path)),
+        device=torch.device("cpu"),
+        copied=True,  # unknown here; if it were False, a model function that keeps its module would return one for all
+    )
+    return TuneResult(**vars(record), _problem=problem)
 
 
 class MeanOfModels(nn.Module):
