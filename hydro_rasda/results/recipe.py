@@ -26,7 +26,7 @@ from hydro_rasda.problem.precision import as_given
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.problem.width_argument import WidthForm, width_form
 from hydro_rasda.records.records import RunRecord, TrialRecord
-from hydro_rasda.records.report import chosen_line
+from hydro_rasda.records.report import chosen_line, sentence
 from hydro_rasda.records.summary import averages, averages_count, swept_epochs
 from hydro_rasda.results.export import checkpoint_of, unkept_of
 from hydro_rasda.results.recipe_optimizer import (
@@ -69,7 +69,7 @@ def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> 
     config = _as_asked(_by_parameter(problem, number, kept, asked["model"]), number)
     title = [f"Trains trial {number} of the run {record.path.name!r} again, as it was trained at full size."]
     title += [f"There {record.metric} was {show(found.metric, 6)} after epoch {found.kept_epoch} of {found.epochs}."]
-    title += [f"{line[0].upper()}{line[1:]}." for line in chosen_line(record) if number == record.best_trial]
+    title += map(sentence, chosen_line(record) if number == record.best_trial else [])
     if workers > 1:
         title.append(f"{workers} workers shared each batch: with dropout or BatchNorm, one worker's numbers differ.")
     return written(
@@ -154,9 +154,8 @@ class Recipe:
     """A full-size training.
 
     Attributes:
-        title: Sentences that describe the training.
+        title: Sentences about the training, for the first comment.
         config: The configuration, without secrets.
-        trial: The trial's number, from which seeds follow.
         averaged_from: The epoch from which weights are averaged; None if they are not.
         objective: True if an objective of the user's makes the loss; False if a `loss_fn` does.
         by_part: True if each part of the model has an objective of its own. These take turns in each step.

@@ -31,7 +31,7 @@ from hydro_rasda.problem.problem import Problem
 from hydro_rasda.problem.width_argument import Plans
 from hydro_rasda.records.optuna_study import make_study
 from hydro_rasda.records.record_from_journal import read_record, settings_of
-from hydro_rasda.records.records import RunRecord
+from hydro_rasda.records.records import RunRecord, winner_of
 from hydro_rasda.records.summary import AllTrialsFailed, sum_up
 from hydro_rasda.results.export import checkpoint_of, save_model, unkept_of, weights_of
 from hydro_rasda.run.pickling import Gone, check_has_functions, dumped, loaded
@@ -55,9 +55,7 @@ class TuneResult(RunRecord):
             trained longest.
         best_metric: The winner's metric after epoch `TrialRecord.kept_epoch`, whose weights `best_model` gives. A trial
             that ended worse may have a better one. NaN if no full-size model has a metric yet.
-        best_trial: Number of the trial with that configuration.
         trials: A record for each configuration, in the order of sampling.
-        mode: "min" or "max".
         expected_gain: Expected improvement of `best_metric` by one more full-size training to the end, of a
             configuration as good as the finalists. NaN if fewer than two trained at full size.
         transfer: How far the surrogates' ranking can be trusted; None unless `sweep.check_transfer` was asked for.
@@ -88,9 +86,9 @@ class TuneResult(RunRecord):
         name = type(self).__name__
         indent = " " * (len(name) + 1)
         kept = f"{indent}kept={by!r},\n" if (by := kept_weights(self)) else ""
-        best = next((t for t in self.shown().trials if t.trial == self.best_trial and t.unread), None)
-        config = self.shown().best_config if best is None else best.used
-        unread = "" if best is None else f" (nothing reads {', '.join(best.unread)})"
+        best = winner_of(self.shown())
+        unread = f" (nothing reads {', '.join(best.unread)})" if best is not None and best.unread else ""
+        config = best.used if best is not None and best.unread else self.shown().best_config
         return (
             f"{name}(best_config={config!r}{unread},\n"
             f"{indent}{one_line(self.metric)}={self.best_metric:.6g} ({self.mode}), "
