@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from hydro_rasda.backends.ray.scheduler import RASDAScheduler as RASDAScheduler
     from hydro_rasda.common.secret_masking import secret as secret
     from hydro_rasda.records.summary import AllTrialsFailed as AllTrialsFailed
-    from hydro_rasda.results.load import load as load
     from hydro_rasda.results.result import TuneResult as TuneResult
+    from hydro_rasda.results.result import load as load
     from hydro_rasda.run.resume_rules import RunExists as RunExists
     from hydro_rasda.settings.config import RaceConfig as RaceConfig
     from hydro_rasda.settings.config import SweepConfig as SweepConfig

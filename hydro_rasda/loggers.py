@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hydro_rasda.common.argument_checks import require
+from hydro_rasda.common.optional_packages import needed_by
 from hydro_rasda.history.lines import number_of
 from hydro_rasda.records.records import flat
 from hydro_rasda.run.events import (
@@ -141,15 +142,6 @@ class TrialLogger:
         self.close(trial, status)
 
 
-def needed(module: str, logger: str, extra: str) -> Any:
-    """Return a module that a logger needs; if it is missing, raise ImportError that says what to install."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        told = f"{logger} needs {module.partition('.')[0]}, which is not there: pip install 'hydro-rasda[{extra}]'"
-        raise ImportError(told) from error
-
-
 def plain(value: Any) -> bool | int | float | str:
     """Return a value of a configuration in a form that every logger can store."""
     return value if isinstance(value, (bool, int, float, str)) else getattr(value, "__name__", None) or str(value)
@@ -227,7 +219,8 @@ class MLflowLogger(TrialLogger):
         self._experiment, self._run = "", ""
         self._ids: dict[int, str] = {}
         self._logged: dict[int, dict[str, float]] = {}
-        self._mlflow = needed("mlflow", "MLflowLogger", "mlflow")
+        with needed_by("MLflowLogger", "mlflow"):
+            self._mlflow = importlib.import_module("mlflow")
         self._client: Any = None
 
     def begin(self, event: RunBegan) -> None:
@@ -284,7 +277,8 @@ class TensorBoardLogger(TrialLogger):
         self._asked, self._folder, self._inside = folder, Path(), 0
         self._files: dict[int, EventFile] = {}
         self._logged: dict[int, dict[str, int]] = {}
-        needed("tensorboardX", "TensorBoardLogger", "tensorboard")
+        with needed_by("TensorBoardLogger", "tensorboard"):
+            self._summary = importlib.import_module("tensorboardX").summary
 
     def begin(self, event: RunBegan) -> None:
         self._files, self._logged = {}, {}
@@ -309,10 +303,9 @@ class TensorBoardLogger(TrialLogger):
         self._files[trial.number].append([scalars(values)], epoch)
 
     def close(self, trial: Logged, status: str) -> None:
-        summary = needed("tensorboardX.summary", "TensorBoardLogger", "tensorboard")
         config = {name: plain(value) for name, value in trial.config.items()} | {"status": status}
         metrics = {tag_of(name): value for name, value in trial.metrics.items() if math.isfinite(value)}
-        self._files[trial.number].append(summary.hparams(config, metrics))
+        self._files[trial.number].append(self._summary.hparams(config, metrics))
 
 
 class WandbLogger(TrialLogger):
@@ -332,7 +325,8 @@ class WandbLogger(TrialLogger):
         self._project, self._group, self._settings = project, group, settings
         self._name = self._id = ""
         self._runs: dict[int, Any] = {}
-        self._wandb = needed("wandb", "WandbLogger", "wandb")
+        with needed_by("WandbLogger", "wandb"):
+            self._wandb = importlib.import_module("wandb")
 
     def begin(self, event: RunBegan) -> None:
         self._name = event.path.name

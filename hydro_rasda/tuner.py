@@ -332,14 +332,10 @@ def _claim(folder: Path, name: str | None, resume: str) -> Claim:
 
 def _shown() -> Progress:
     # Imported here, because the import takes long, and is not needed with `progress=False`.
-    from hydro_rasda.results.progress import Progress
+    from hydro_rasda.results.progress import NotebookProgress, Progress
 
     shown = Progress()
-    if not shown.console.is_jupyter:
-        return shown
-    from hydro_rasda.results.notebook_progress import NotebookProgress
-
-    return NotebookProgress()
+    return NotebookProgress() if shown.console.is_jupyter else shown
 
 
 def _announce(run: Run, ready: Ready) -> None:

@@ -23,6 +23,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean, linear_regression
 from typing import Any
 
 import torch
@@ -222,7 +223,7 @@ def coordinate_check(
                 torch.manual_seed(seed)
                 model = build(model_fn, config, width_ratio)
                 measured.add(width_ratio, model, record_training(model, config, batches, objective))
-    rows = tuple(Coordinate(*key, *map(_mean, zip(*pairs))) for key, pairs in measured.outputs.items())
+    rows = tuple(Coordinate(*key, *map(fmean, zip(*pairs))) for key, pairs in measured.outputs.items())
 
     def slopes(step: int, kind: str) -> dict[str, float]:
         return _slopes({(row.module, row.width_ratio): getattr(row, kind) for row in rows if row.step == step})
@@ -272,12 +273,8 @@ class _Measured:
         return slopes
 
     def _slope(self, name: str, step: int, fan_in: Mapping[float, float]) -> float:
-        sizes = {ratio: _mean(self._parameters[name, step, ratio]) for ratio in fan_in}
+        sizes = {ratio: fmean(self._parameters[name, step, ratio]) for ratio in fan_in}
         return _slope([(math.log(r), sizes[r] * fan_in[r] ** (1.0 if step else 0.5)) for r in fan_in])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _build_plain(model_fn: ModelFn, config: Any, width_ratio: float) -> nn.Module:
@@ -301,7 +298,4 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
         return math.inf
     if any(size == 0.0 for _, size in points):
         return 0.0 if all(size == 0.0 for _, size in points) else math.inf
-    mean_x = sum(x for x, _ in points) / len(points)
-    mean_y = sum(math.log(size) for _, size in points) / len(points)
-    covariance = sum((x - mean_x) * (math.log(size) - mean_y) for x, size in points)
-    return covariance / sum((x - mean_x) ** 2 for x, _ in points)
+    return linear_regression([x for x, _ in points], [math.log(size) for _, size in points]).slope

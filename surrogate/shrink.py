@@ -71,24 +71,16 @@ def shrink(
     check_flag("zero_readout", zero_readout)
     require(plan is None or isinstance(plan, ShrinkPlan), "plan", plan, "None, or from `plan_shrink`")
     if width_ratio == 1.0:
-        check_target(module, example_input)
+        _check_target(module, example_input)
         return mark_as_target(copy.deepcopy(module))
     if plan is None:
-        narrow = follow_plan(module, plan_shrink(module, width_ratio, example_input))
+        narrow = _follow(module, plan_shrink(module, width_ratio, example_input))
         if width_plan(narrow).mostly_wide:
             warnings.warn(f"the narrow model saves little: only {width_plan(narrow).summary}", stacklevel=2)
     else:
         narrow = _follow_checked(module, width_ratio, example_input, plan)
     if zero_readout:
         zero_modules(narrow, tuple(width_plan(narrow).readouts))
-    return narrow
-
-
-def _follow_checked(module: nn.Module, width_ratio: float, example_input: Any, plan: ShrinkPlan) -> nn.Module:
-    require(width_ratio == plan.width_ratio, "width_ratio", width_ratio, f"that of `plan`, {plan.width_ratio!r}")
-    check_sizes(plan, module)
-    narrow = follow_plan(module, plan)
-    check_operators(plan, narrow, example_input)
     return narrow
 
 
@@ -124,7 +116,7 @@ def plan_shrink(module: nn.Module, width_ratio: float, example_input: Any) -> Sh
     """
     check_width_ratio(width_ratio)
     require(width_ratio < 1.0, "width_ratio", width_ratio, "below 1: a copy of the module needs no plan")
-    outputs = check_target(module, example_input)
+    outputs = _check_target(module, example_input)
     with torch.random.fork_rng(devices=[]):
         sizes = None
         narrow = narrow_by_config(module, width_ratio)
@@ -138,37 +130,36 @@ def plan_shrink(module: nn.Module, width_ratio: float, example_input: Any) -> Sh
             sizes = narrow_sizes(trace, width_ratio, lists)
             narrow = resize(module, sizes)
         _check_widths(narrow, module, width_ratio)
-        fill_and_parametrize(narrow, module, width_ratio, _kept(sizes))
+        _fill_and_parametrize(narrow, module, width_ratio, _kept(sizes))
         same = main_outputs(outputs) if sizes is None else outputs
         return ShrinkPlan(width_ratio, _all_shapes(module), sizes, _check_run(narrow, same, example_input))
 
 
-def follow_plan(module: nn.Module, plan: ShrinkPlan) -> nn.Module:
+def _follow(module: nn.Module, plan: ShrinkPlan) -> nn.Module:
     """Make a narrow copy of a module that has the structure of the plan."""
     narrow = narrow_by_config(module, plan.width_ratio) if plan.sizes is None else resize(module, plan.sizes)
     if narrow is None:
         raise PlanMismatch("`plan` is of a model built from its configuration, but must be of one like `module`")
-    fill_and_parametrize(narrow, module, plan.width_ratio, _kept(plan.sizes))
+    _fill_and_parametrize(narrow, module, plan.width_ratio, _kept(plan.sizes))
     return narrow
 
 
-def check_sizes(plan: ShrinkPlan, module: nn.Module) -> None:
-    """Refuse a plan for a module of other sizes (PlanMismatch)."""
+def _follow_checked(module: nn.Module, width_ratio: float, example_input: Any, plan: ShrinkPlan) -> nn.Module:
+    """Follow a plan of another module; PlanMismatch unless both have the same sizes and call the same operators."""
+    require(width_ratio == plan.width_ratio, "width_ratio", width_ratio, f"that of `plan`, {plan.width_ratio!r}")
     if _all_shapes(module) != plan.target or not _holds(plan.sizes, module):
         raise PlanMismatch("`plan` is of a module of other sizes, but must be of one like `module`")
-
-
-def check_operators(plan: ShrinkPlan, narrow: nn.Module, example_input: Any) -> None:
-    """Raise PlanMismatch if the narrow model fails, or calls other operators than those of the plan."""
+    narrow = _follow(module, plan)
     try:
         operators = run_for_operators(narrow, example_input)[1]
     except Exception as error:  # a model may raise anything if its sizes do not fit together
         raise PlanMismatch(f"`plan` is of a module like none that runs: {type(error).__name__}: {error}") from error
     if operators != plan.operators:
         raise PlanMismatch("`plan` is of a module that computes something else, but must be of one like `module`")
+    return narrow
 
 
-def check_target(module: nn.Module, example_input: Any) -> dict[str, Shape]:
+def _check_target(module: nn.Module, example_input: Any) -> dict[str, Shape]:
     """Return the shapes of a module's outputs; ValueError if it has lazy parameters or hooks on them, or cannot run."""
     require(isinstance(module, nn.Module), "module", module, "a torch.nn.Module")
     for name, parameter in module.named_parameters():
@@ -182,7 +173,7 @@ def check_target(module: nn.Module, example_input: Any) -> dict[str, Shape]:
         raise ValueError(f"`module` cannot run on `example_input`: {type(error).__name__}: {error}") from error
 
 
-def fill_and_parametrize(narrow: nn.Module, module: nn.Module, width_ratio: float, kept: tuple[str, ...]) -> None:
+def _fill_and_parametrize(narrow: nn.Module, module: nn.Module, width_ratio: float, kept: tuple[str, ...]) -> None:
     """Give the narrow copy of a module parts of the module's weights, and muP's multipliers, in place."""
     params = compare_widths(module, narrow)
     fill_from_target(narrow, module, params)

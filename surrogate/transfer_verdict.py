@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, KeysView, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import correlation
 from typing import Literal
 
 from surrogate.argument_checks import check_int, check_width_ratio, is_metric, require
@@ -106,11 +107,7 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
     >>> spearman([1, 2, 3], [3, 2, 1])
     -1.0
     """
-    ranks_a, ranks_b = _ranks(a), _ranks(b)
-    mean = (len(a) - 1) / 2
-    covariance = sum((x - mean) * (y - mean) for x, y in zip(ranks_a, ranks_b))
-    spread = math.sqrt(sum((x - mean) ** 2 for x in ranks_a) * sum((y - mean) ** 2 for y in ranks_b))
-    return covariance / spread if spread else math.nan
+    return math.nan if len({*a}) == 1 or len({*b}) == 1 else correlation(_ranks(a), _ranks(b))
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

@@ -252,7 +252,8 @@ PastRun = Annotated[
 ]
 EpochSeconds = Annotated[float | None, typer.Option(help="Seconds of an epoch on one GPU, in place of --speed.")]
 GpuHours = Annotated[
-    float | None, typer.Option(help="Recommend what takes at most so many GPU hours: all GPUs, from start to end.")
+    float | None,
+    typer.Option(help="Recommend what takes at most this many GPU hours: all GPUs, from start to end."),
 ]
 RestartSeconds = Annotated[
     float | None, typer.Option(help="From the grant of GPUs to the first step. Default: as in the run, or 30.")

@@ -26,6 +26,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.common.argument_checks import require
+from hydro_rasda.common.optional_packages import needed_by
 from hydro_rasda.plots.page.sections import Drawn
 from hydro_rasda.plots.page.write import Page, list_page, prepare
 from hydro_rasda.records.record_from_journal import Follower, Stamp, Unreadable, or_why, runs_in, stamp
@@ -155,7 +156,6 @@ class Runs:
         return page, page.html(live=True)
 
 
-EXTRA = "pip install 'hydro-rasda[dashboard]'"
 LOCAL = ("127.0.0.1", "localhost")
 EVERYWHERE = ("0.0.0.0", "::", "")
 
@@ -171,15 +171,12 @@ def serve(folder: str | Path, host: str = "127.0.0.1", port: int = 8470, as_json
 
     Args:
         folder: A `storage_path` of `tune`, or the folder of a run; it need not exist yet.
-        host: Address at which to listen.
-        port: The port; 0 for any free port.
+        port: The port at which to listen; 0 for any free port.
         as_json: Print the address as a line of JSON, `{"url": ..., "folder": ...}`.
     """
     require(0 <= port < 65536, "port", port, "a port, 0 to 65535")
-    try:
+    with needed_by("the dashboard", "dashboard"):
         import uvicorn
-    except ImportError as error:
-        raise ImportError(f"the dashboard needs {error.name}, which is not there: {EXTRA}") from error
     token, six = secrets.token_urlsafe(24), ":" in host
     with socket.create_server((host, port), family=socket.AF_INET6 if six else socket.AF_INET) as listening:
         found = listening.getsockname()[1]
@@ -242,7 +239,7 @@ def make_app(folder: str | Path, token: str, host: str = "127.0.0.1", port: int 
         port: Port at which it will listen; it is part of the cookie's name, because all ports share cookies.
     """
     require(bool(token), "token", token, "a secret that cannot be guessed")
-    try:
+    with needed_by("the dashboard", "dashboard"):
         from plotly.offline import get_plotlyjs
         from starlette.applications import Starlette
         from starlette.middleware import Middleware
@@ -250,8 +247,6 @@ def make_app(folder: str | Path, token: str, host: str = "127.0.0.1", port: int 
         from starlette.middleware.trustedhost import TrustedHostMiddleware
         from starlette.responses import HTMLResponse, Response, StreamingResponse
         from starlette.routing import Route
-    except ImportError as error:
-        raise ImportError(f"the dashboard needs {error.name}, which is not there: {EXTRA}") from error
     runs = Runs(folder)
     script = cache(lambda: get_plotlyjs().encode())
 

@@ -18,7 +18,7 @@ from hydro_rasda.common.short_values import show
 from hydro_rasda.history.lines import jsonable
 from hydro_rasda.records.record_from_journal import read_record
 from hydro_rasda.records.records import COLUMNS, RunRecord, TrialRecord, row
-from hydro_rasda.records.report import best_first
+from hydro_rasda.records.report import best_first, best_score, varied
 
 if TYPE_CHECKING:
     from hydro_rasda.results.result import TuneResult
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def print_best(path: str, style: str, trial: int | None, export: str | None, recipe: bool = False) -> bool:
     """Print the configuration of a trial (by default the best), or its recipe; return whether there is one."""
     record = read_record(path)
-    if trial is None and not _scored(record):
+    if trial is None and best_score(record)[1] is None:
         return False
     number = record.best_trial if trial is None else trial
     known = len(record.trials)
@@ -48,14 +48,9 @@ def print_best(path: str, style: str, trial: int | None, export: str | None, rec
 
 
 def _loaded(path: str) -> TuneResult:
-    from hydro_rasda.results.load import load  # here, because it imports torch
+    from hydro_rasda.results.result import load  # here, because it imports torch
 
     return load(path)
-
-
-def _scored(record: RunRecord) -> bool:
-    best = record.trials[record.best_trial] if record.trials else None
-    return best is not None and any(map(math.isfinite, (best.metric, best.sweep_metric)))
 
 
 def comment(record: RunRecord, trial: TrialRecord) -> str:
@@ -122,7 +117,7 @@ def list_trials(
             told = [["" if value is None else one_line(value) for value in each] for each in told]
         csv.writer(sys.stdout, lineterminator="\n").writerows(told)
     else:
-        _print(rows, columns, ordered, record.others)
+        _print(rows, columns, record)
 
 
 def filtered(rows: Sequence[TrialRow], columns: Sequence[str], where: Sequence[str]) -> list[TrialRow]:
@@ -175,16 +170,13 @@ def column(option: str, name: str, columns: Sequence[str]) -> str:
     return found
 
 
-def _print(
-    rows: Sequence[TrialRow], columns: Sequence[str], trials: Sequence[TrialRecord], others: Sequence[str]
-) -> None:
+def _print(rows: Sequence[TrialRow], columns: Sequence[str], record: RunRecord) -> None:
     """Print a table with the hyperparameters that differ between trials; below it, print the other hyperparameters.
 
     A cell is empty if nothing reads the hyperparameter in that trial.
     """
-    used = {trial.trial: trial.used for trial in trials}
+    used, differ = {trial.trial: trial.used for trial in record.trials}, varied(record)
     names = [name.removeprefix(_PREFIX) for name in columns if name.startswith(_PREFIX)]
-    varied = [name for name in names if len({repr(values.get(name)) for values in used.values()}) > 1]
     headings = {
         "trial": "trial",
         "status": "status",
@@ -194,15 +186,15 @@ def _print(
         "metric": "race",
         "epochs": "epochs",
         **({"spread": "± over models"} if "spread" in columns else {}),
-        **{name: name for name in others},
+        **{name: name for name in record.others},
     }
     # A count of 0 epochs is shown as an empty cell.
     shown = [{name: value for name, value in each.items() if value != 0 or "epochs" not in name} for each in rows]
     cells = [
-        [*(each.get(name) for name in headings), *(used[each["trial"]].get(name) for name in varied)] for each in shown
+        [*(each.get(name) for name in headings), *(used[each["trial"]].get(name) for name in differ)] for each in shown
     ]
-    print_table([*headings.values(), *varied], cells)
-    if alike := [name for name in names if name not in varied]:
-        first = trials[0].used
+    print_table([*headings.values(), *differ], cells)
+    if alike := [name for name in names if name not in differ]:
+        first = record.trials[0].used
         told = ", ".join(f"{name}={show(first[name], 4)}" if name in first else f"{name} (not read)" for name in alike)
         say(f"in all trials: {told}")

@@ -5,19 +5,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Sampler
 
 from fusion.warn import warn
-from hydro_rasda.common.argument_checks import check_is
+from hydro_rasda.common.argument_checks import check_is, require
 from hydro_rasda.data import Batch
 from hydro_rasda.results.result import TuneResult
 from hydro_rasda.settings.config import RaceConfig, SweepConfig
 from hydro_rasda.tuner import tune
 from surrogate import shrink
+
+M = TypeVar("M")
 
 
 def check_parts(sweep: object, race: object) -> None:
@@ -59,6 +61,17 @@ def at_full_width(sweep: SweepConfig, instead_of: str, why: str, what: str = "mo
     """Return the sweep at full width, and warn that it is not `instead_of`, such as "narrower"."""
     warn(f"the {what} is swept at its full width (`sweep=SweepConfig(surrogate=1)`), not {instead_of}: {why}")
     return replace(sweep, surrogate=1)
+
+
+def first_model(argument: str, make: Callable[[], object], config: Mapping[str, Any], kind: type[M], what: str) -> M:
+    """Return the model of a configuration; ValueError if `make` fails, or makes something other than `what`."""
+    try:
+        model = make()
+    except Exception as error:
+        raise ValueError(f"`{argument}` fails for {dict(config)!r} with {type(error).__name__}: {error}") from error
+    require(isinstance(model, kind), argument, type(model).__name__, f"one that makes a {what}")
+    assert isinstance(model, kind)
+    return model
 
 
 Collator = Callable[[list[Any]], Any]

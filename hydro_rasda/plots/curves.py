@@ -17,6 +17,7 @@ from hydro_rasda.plots.figure_style import (
     FAINT,
     FINALISTS,
     Figure,
+    broken_line,
     describe,
     figures_of,
     graph_objects,
@@ -24,7 +25,7 @@ from hydro_rasda.plots.figure_style import (
     nothing,
     score_axis,
 )
-from hydro_rasda.records.records import RunRecord, TrialRecord, epochs_in
+from hydro_rasda.records.records import RunRecord, TrialRecord, in_heat
 from hydro_rasda.records.report import best_first
 from hydro_rasda.records.timeline import best_over_time as bests
 from hydro_rasda.records.timeline import journal_of
@@ -126,7 +127,7 @@ def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
         figure.update_xaxes(title={"text": "epoch"}, range=[0.5, epochs + 0.5], **tick, row=row, col=1)
         shown = 0.75 if heat == "sweep" and not many else 0.95
         figure.update_yaxes(score_axis(values, _mode(result, metric), f"{metric}, {heat}", shown), row=row, col=1)
-        _mark_rungs(figure, [reached for trial in order if (reached := epochs_in(trial, heat))], row)
+        _mark_rungs(figure, [reached for trial in order if (reached := in_heat(trial, heat)[1])], row)
     return figure
 
 
@@ -190,7 +191,7 @@ def _fallen(curves: Sequence[_Curve], heat: HeatName) -> list[dict[str, Any]]:
     fates: dict[int, list[_Curve]] = {}
     for curve in curves:
         if curve.trial.status not in ("diverged", "failed"):
-            fates.setdefault(epochs_in(curve.trial, heat), []).append(curve)
+            fates.setdefault(in_heat(curve.trial, heat)[1], []).append(curve)
     traces = []
     last = max(fates, default=1)
     for epoch, fallen in sorted(fates.items()):
@@ -204,17 +205,8 @@ def _fallen(curves: Sequence[_Curve], heat: HeatName) -> list[dict[str, Any]]:
 
 
 def _together(curves: Sequence[_Curve], name: str, color: str) -> dict[str, Any]:
-    x: list[float | None] = []
-    y: list[float | None] = []
-    text: list[str | None] = []
-    for curve in curves:
-        x += [*curve.epochs, None]
-        y += [*curve.values, None]
-        text += [f"trial {curve.trial.trial}"] * len(curve.epochs) + [None]
     return {
-        "x": x,
-        "y": y,
-        "text": text,
+        **broken_line((curve.epochs, curve.values, f"trial {curve.trial.trial}") for curve in curves),
         "name": name,
         "mode": "lines+markers",
         "line": {"color": color, "width": 1},

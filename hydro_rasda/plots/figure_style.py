@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from hydro_rasda.common.optional_packages import needed_by
 from hydro_rasda.common.short_values import show
 from hydro_rasda.records.records import RunRecord, TrialRecord
 from hydro_rasda.records.report import best_first
@@ -14,8 +15,6 @@ from hydro_rasda.settings.config import Mode
 
 Figure = Any
 """A Plotly figure. Plotly takes long to import, so `graph_objects` imports it when the first figure is drawn."""
-
-EXTRA = "pip install 'hydro-rasda[report]'"
 
 BEST, BAD, FAINT = "#e8590c", "#e03131", "rgba(134, 142, 150, 0.45)"
 FINALISTS = ("#1c7ed6", "#2f9e44", "#ae3ec9", "#0c8599", "#f08c00", "#5c7cfa", "#82c91e", "#d6336c")
@@ -44,10 +43,8 @@ def new_figure(**layout: Any) -> Figure:
 
 def graph_objects() -> Any:
     """Import and return `plotly.graph_objects`; ImportError without Plotly."""
-    try:
+    with needed_by("a figure", "report"):
         import plotly.graph_objects
-    except ImportError as error:
-        raise ImportError(f"figures need Plotly, which is not there: {EXTRA}") from error
     return plotly.graph_objects
 
 
@@ -93,6 +90,16 @@ def thinned(items: Sequence[Any], most: int = POINTS) -> list[Any]:
     if len(items) <= most:
         return list(items)
     return [items[i * (len(items) - 1) // (most - 1)] for i in range(most)]
+
+
+def broken_line(pieces: Iterable[tuple[Sequence[float], Sequence[float], str]]) -> dict[str, list[Any]]:
+    """Join lines to one trace with gaps between them; each piece has its x and y values, and a text for all of them."""
+    joined: dict[str, list[Any]] = {"x": [], "y": [], "text": []}
+    for x, y, text in pieces:
+        joined["x"] += [*x, None]
+        joined["y"] += [*map(figures_of, y), None]
+        joined["text"] += [text] * len(x) + [None]
+    return joined
 
 
 def score_axis(values: Iterable[float], mode: Mode, title: str, shown: float = 0.95) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from hydro_rasda.plots.figure_style import (
     LOG,
     WIDE,
     Figure,
+    broken_line,
     describe,
     escaped,
     figures_of,
@@ -26,7 +27,6 @@ from hydro_rasda.plots.figure_style import (
 from hydro_rasda.records.records import RunRecord, TrialRecord
 from hydro_rasda.records.report import agreement_line
 from hydro_rasda.records.timeline import journal_of
-from hydro_rasda.settings.objectives import Objectives
 
 
 def narrow_vs_full(result: RunRecord) -> Figure:
@@ -69,49 +69,40 @@ def narrow_vs_full(result: RunRecord) -> Figure:
 
 def front(result: RunRecord) -> Figure:
     """Draw the full-size models by the first two metrics of `tune`; a line joins those on the Pareto front."""
-    objectives = result.comparison.objectives
-    trials = {
-        t.trial: (t, [t.metrics.get(name, math.nan) for name, _ in objectives]) for t in result.trials if t.epochs
-    }
-    trials = {n: (trial, values) for n, (trial, values) in trials.items() if all(map(math.isfinite, values))}
-    if len(objectives) < 2 or not trials:
-        few = len(objectives) < 2
-        return nothing("one metric alone was asked for" if few else "no full-size model has a score in each metric yet")
-    go, best = graph_objects(), [trial.trial for trial in result.pareto]
-    (down, _), (across, _), *_ = objectives
-    columns = {name: [values[i] for _, values in trials.values()] for i, (name, _) in enumerate(objectives[:2])}
-    figure = new_figure(
-        xaxis=score_axis(columns[across], "min", across, 1.0), yaxis=score_axis(columns[down], "min", down, 1.0)
-    )
-    others = [number for number in trials if number not in best]
-    joined = sorted(best, key=lambda number: trials[number][1][1])
-    looks: list[tuple[str, list[int], dict[str, Any]]] = [
-        ("other models", others, {"mode": "markers", "marker": {"color": FINALISTS[0], "size": 9}}),
-        (
-            "the front",
-            joined,
-            {"mode": "lines+markers", "marker": {"color": BEST, "size": 12}, "line": {"dash": "dot"}},
-        ),
+    names = [name for name, _ in result.comparison.objectives]
+    if len(names) < 2:
+        return nothing("one metric alone was asked for")
+    trials = [
+        trial
+        for trial in result.trials
+        if trial.epochs and all(math.isfinite(trial.metrics.get(name, math.nan)) for name in names)
     ]
-    for name, numbers, look in looks:
-        told = [_of_point(trials[n][0], objectives) for n in numbers]
+    if not trials:
+        return nothing("no full-size model has a score in each metric yet")
+    go, best = graph_objects(), {trial.trial for trial in result.pareto}
+    values = {trial.trial: {name: figures_of(trial.metrics[name]) for name in names} for trial in trials}
+    scores = {
+        number: "<br>".join(f"{escaped(name)} {value}" for name, value in of.items()) for number, of in values.items()
+    }
+    down, across, *_ = names
+    axes = [score_axis([of[name] for of in values.values()], "min", name, 1.0) for name in (across, down)]
+    figure = new_figure(xaxis=axes[0], yaxis=axes[1])
+    others = [trial for trial in trials if trial.trial not in best]
+    joined = sorted((trial for trial in trials if trial.trial in best), key=lambda trial: values[trial.trial][across])
+    dots: dict[str, Any] = {"mode": "markers", "marker": {"color": FINALISTS[0], "size": 9}}
+    line: dict[str, Any] = {"mode": "lines+markers", "marker": {"color": BEST, "size": 12}, "line": {"dash": "dot"}}
+    for name, shown, look in (("other models", others, dots), ("the front", joined, line)):
         figure.add_trace(
             go.Scatter(
-                x=[figures_of(trials[n][1][1]) for n in numbers],
-                y=[figures_of(trials[n][1][0]) for n in numbers],
+                look,
+                x=[values[trial.trial][across] for trial in shown],
+                y=[values[trial.trial][down] for trial in shown],
                 name=name,
-                customdata=told,
+                customdata=[f"{describe(trial)}<br>{scores[trial.trial]}" for trial in shown],
                 hovertemplate="%{customdata}<extra></extra>",
-                **look,
             )
         )
     return figure
-
-
-def _of_point(trial: TrialRecord, objectives: Objectives) -> str:
-    return "<br>".join(
-        [describe(trial), *(f"{escaped(name)} {figures_of(trial.metrics[name])}" for name, _ in objectives)]
-    )
 
 
 def population(result: RunRecord, name: str = "lr") -> Figure:
@@ -136,35 +127,30 @@ def population(result: RunRecord, name: str = "lr") -> Figure:
     values = [float(life.config[name]) for life in lives]
     if min(values) > 0 and max(values) / min(values) > WIDE:
         figure.update_yaxes(LOG)
-    x, y, text = list[float | None](), list[float | None](), list[str]()
-    for life in lives:
-        x += [life.start, life.stop, None]
-        y += [figures_of(life.config[name])] * 2 + [None]
-        text += [f"trial {life.trial}, epochs {life.start + 1} to {life.stop}"] * 3
-    line = {"color": FAINT, "width": 1.5}
-    hover = f"%{{text}}<br>{told}=%{{y}}<extra></extra>"
-    figure.add_trace(go.Scatter(x=x, y=y, text=text, mode="lines", name="trials", line=line, hovertemplate=hover))
-    x, y, text = [], [], []
-    for copy in copies:
-        x += [copy.epoch, copy.epoch, None]
-        y += [figures_of(copy.before[name]), figures_of(copy.after[name]), None]
-        text += [f"trial {copy.trial} copies trial {copy.source}"] * 3
-    line = {"color": FINALISTS[0], "width": 1}
-    marked = {"mode": "lines+markers", "marker": {"size": [0, 5, 0] * len(copies)}}
-    figure.add_trace(go.Scatter(x=x, y=y, text=text, name="copies", line=line, hovertemplate=hover, **marked))
-    ancestors = [ancestor for ancestor in result.lineage(result.best_trial) if name in ancestor.config]
-    figure.add_trace(
-        go.Scatter(
-            x=[at for ancestor in ancestors for at in (ancestor.start, ancestor.stop)],
-            y=[figures_of(ancestor.config[name]) for ancestor in ancestors for _ in range(2)],
-            text=[f"trial {ancestor.trial}" for ancestor in ancestors for _ in range(2)],
-            name=f"lineage of trial {result.best_trial}",
-            mode="lines",
-            line={"color": BEST, "width": 3},
-            hovertemplate=hover,
+    spans = broken_line(
+        (
+            [life.start, life.stop],
+            [life.config[name]] * 2,
+            f"trial {life.trial}, epochs {life.start + 1} to {life.stop}",
         )
+        for life in lives
     )
-    return figure
+    jumps = broken_line(
+        ([copy.epoch] * 2, [copy.before[name], copy.after[name]], f"trial {copy.trial} copies trial {copy.source}")
+        for copy in copies
+    )
+    look = {"hovertemplate": f"%{{text}}<br>{told}=%{{y}}<extra></extra>", "mode": "lines"}
+    figure.add_trace(go.Scatter(spans, **look, name="trials", line={"color": FAINT, "width": 1.5}))
+    marked = {"mode": "lines+markers", "marker": {"size": [0, 5, 0] * len(copies)}}
+    figure.add_trace(go.Scatter(jumps, **look | marked, name="copies", line={"color": FINALISTS[0], "width": 1}))
+    ancestors = [ancestor for ancestor in result.lineage(result.best_trial) if name in ancestor.config]
+    lineage = {
+        "x": [at for ancestor in ancestors for at in (ancestor.start, ancestor.stop)],
+        "y": [figures_of(ancestor.config[name]) for ancestor in ancestors for _ in range(2)],
+        "text": [f"trial {ancestor.trial}" for ancestor in ancestors for _ in range(2)],
+        "name": f"lineage of trial {result.best_trial}",
+    }
+    return figure.add_trace(go.Scatter(lineage, **look, line={"color": BEST, "width": 3}))
 
 
 def _lives(record: TrialRecord, copies: list[Copy]) -> Iterator[Ancestor]:

@@ -13,8 +13,8 @@ from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from hydro_rasda.common.optional_packages import needed_by
 from hydro_rasda.plots.figure_style import (
-    EXTRA,
     FINALISTS,
     Figure,
     begun,
@@ -86,7 +86,7 @@ def importance_of(result: RunRecord) -> dict[str, float]:
     alike = len({trial.value for trial in trials}) < 2
     if len(trials) < FEWEST or alike or not trials[0].params:
         return {}
-    try:
+    with needed_by("an importance", "report"):
         from optuna.importance import FanovaImportanceEvaluator, PedAnovaImportanceEvaluator, get_param_importances
 
         # fANOVA needs the same keys in all trials; PED-ANOVA does not.
@@ -96,8 +96,6 @@ def importance_of(result: RunRecord) -> dict[str, float]:
                 evaluator: Any = PedAnovaImportanceEvaluator()
         else:
             evaluator = FanovaImportanceEvaluator(n_trees=_TREES, seed=0)
-    except ImportError as error:
-        raise ImportError(f"importances need scikit-learn: {EXTRA}") from error
     found = get_param_importances(study, evaluator=evaluator)
     return {name: float(share) for name, share in found.items() if math.isfinite(share)}
 

@@ -21,7 +21,7 @@ from hydro_rasda.plots.figure_style import (
     score_axis,
 )
 from hydro_rasda.records.comparison_of_runs import names_of
-from hydro_rasda.records.records import RunRecord
+from hydro_rasda.records.records import RunRecord, by_heat
 from hydro_rasda.records.report import both_units
 from hydro_rasda.records.timeline import Training, busy_share, journal_of, trainings
 from hydro_rasda.run.run_json import read_asked
@@ -130,14 +130,10 @@ def cost(result: RunRecord) -> Figure:
     if spent.seconds <= 0:
         return nothing("nothing has been trained yet")
     max_t = full_epochs(result)
-    trained = spent.sweep_seconds + spent.middle_seconds + spent.race_seconds
-    middle = {f"middle, {spent.middle_epochs} epochs": (spent.middle_seconds, COLORS["middle"])}
-    parts = {
-        f"sweep, {spent.sweep_epochs} epochs": (spent.sweep_seconds, FINALISTS[0]),
-        **(middle if spent.middle_epochs else {}),
-        f"race, {spent.race_epochs} epochs": (spent.race_seconds, BEST),
-        "planning, checks, files": (max(0.0, spent.seconds - trained), FAINT),
-    }
+    heats = by_heat(spent)
+    rest = max(0.0, spent.seconds - sum(seconds for _, seconds in heats.values()))
+    parts = {f"{heat}, {epochs} epochs": (seconds, COLORS[heat]) for heat, (epochs, seconds) in heats.items()}
+    parts["planning, checks, files"] = rest, FAINT
     figure = new_figure(height=340, barmode="stack", xaxis={"title": {"text": "seconds"}})
     figure.update_layout(yaxis={"automargin": True, "autorange": "reversed"})
 
@@ -237,18 +233,13 @@ def costs(records: Sequence[RunRecord]) -> Figure:
     rows = [escaped(name) for name in names_of(records)]
     figure = new_figure(height=130 + 40 * len(rows), barmode="stack", xaxis={"title": {"text": "seconds"}})
     figure.update_layout(yaxis={"automargin": True, "autorange": "reversed", "type": "category", "categoryarray": rows})
-    spent = [record.cost for record in records]
-    of_heats = [(cost.sweep_seconds, cost.middle_seconds, cost.race_seconds) for cost in spent]
-    rest = [max(0.0, cost.seconds - sum(heats)) for cost, heats in zip(spent, of_heats)]
-    middle = {"middle": ([cost.middle_seconds for cost in spent], COLORS["middle"])}
-    parts = {
-        "sweep": ([cost.sweep_seconds for cost in spent], FINALISTS[0]),
-        **(middle if any(cost.middle_epochs for cost in spent) else {}),
-        "race": ([cost.race_seconds for cost in spent], BEST),
-        "planning, checks, files": (rest, FAINT),
-    }
+    spent = [{heat: seconds for heat, (_, seconds) in by_heat(record.cost).items()} for record in records]
+    rest = [max(0.0, record.cost.seconds - sum(of_heats.values())) for record, of_heats in zip(records, spent)]
+    heats = [heat for heat in HEAT_NAMES if any(heat in of_heats for of_heats in spent)]
+    parts = {str(heat): ([of_heats.get(heat, 0.0) for of_heats in spent], COLORS[heat]) for heat in heats}
+    parts["planning, checks, files"] = rest, FAINT
     for name, (seconds, color) in parts.items():
-        told = [both_units(cost, each, full_epochs(r)) for cost, each, r in zip(spent, seconds, records)]
+        told = [both_units(r.cost, each, full_epochs(r)) for r, each in zip(records, seconds)]
         figure.add_trace(
             graph_objects().Bar(
                 x=[*map(figures_of, seconds)],

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydro_rasda.history.lines import jsonable
-from hydro_rasda.records.records import RunRecord, flat
+from hydro_rasda.records.records import RunRecord, by_heat, flat
 from hydro_rasda.records.report import best_score, state_of
 
 Asked = Mapping[str, Any]
@@ -36,7 +36,7 @@ def names_of(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _found(record: RunRecord) -> dict[str, Any]:
-    cost, (score, heat) = record.cost, best_score(record)
+    score, heat = best_score(record)
     return {
         "state": state_of(record),
         f"best {record.metric}": record.best_metric,
@@ -44,9 +44,8 @@ def _found(record: RunRecord) -> dict[str, Any]:
         "best trial": record.best_trial if record.trials else None,
         "trials": len(record.trials),
         "failed or diverged": sum(trial.status in ("failed", "diverged") for trial in record.trials),
-        "epochs of the sweep": cost.sweep_epochs,
-        "epochs of the race": cost.race_epochs,
-        "seconds": cost.seconds,
+        **{f"epochs of the {heat}": epochs for heat, (epochs, _) in by_heat(record.cost).items()},
+        "seconds": record.cost.seconds,
     }
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.common.argument_checks import is_metric
 from hydro_rasda.common.heat_names import HeatName
+from hydro_rasda.common.optional_packages import needed_by
 from hydro_rasda.history.lines import jsonable
 from hydro_rasda.records.records import RunRecord, TrialRecord
 from hydro_rasda.run.run_json import read_asked
@@ -32,10 +33,8 @@ _UNBOUNDED = re.compile(r"(?:(?:float|integer) normal|sample_from)\(.*\)")
 
 def make_study(record: RunRecord) -> Study:
     """Make the study: see `TuneResult.to_optuna`."""
-    try:
+    with needed_by("`to_optuna`", "optuna"):
         import optuna
-    except ImportError as error:
-        raise ImportError("`to_optuna` needs Optuna, which is not there: pip install 'hydro-rasda[optuna]'") from error
     asked = read_asked(record.path)
     laws: dict[tuple[str, ...], list[str]] = {}
     for path, words in domains_in_words(asked["space"]):

@@ -41,9 +41,7 @@ class TrialRecord(Portable):
             over. A trial that has "not begun" was not trained: the time budget ended before, or the run is not over.
             The metric or training loss of a "diverged" one was no longer finite. A "failed" one raised.
         sweep_metric: The metric after its last epoch on the surrogate; NaN if it has none.
-        sweep_epochs: Epochs trained on the surrogate.
         middle_metric: The metric after its last epoch in the middle heat (`full_trainings` below 3); else NaN.
-        middle_epochs: Epochs trained in the middle heat.
         metric: The metric after `kept_epoch` at full size; NaN without such an epoch. With `keep="best"`, a trial has
             one even if it diverged or failed later.
         epochs: Epochs trained at full size. They include those of the sweep if it trained the same model
@@ -115,18 +113,15 @@ def _comparable(record: TrialRecord) -> list[Any]:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a run.
+    """The cost of a run: the epochs of each heat, and its wall time in seconds.
 
     Attributes:
         sweep_epochs: Epochs trained on surrogates, over all trials and, with folds or `repeats`, all their models.
-        sweep_seconds: Wall time of the sweep.
         race_epochs: Epochs trained at full size after the sweep, over the finalists and all their models.
-        race_seconds: Wall time of the full-size trainings.
         race_epoch_seconds: Median wall time of an epoch at full size; NaN if none was trained.
         seconds: Wall time of the whole run up to its last finished unit of work, including interrupted sessions. While
             the run goes on, a later epoch of a full-size model counts, too.
         middle_epochs: Epochs trained in the middle heat (`full_trainings` below 3), over its trials and their models.
-        middle_seconds: Wall time of the middle heat.
     """
 
     sweep_epochs: int
@@ -326,9 +321,24 @@ def row(record: TrialRecord, others: Sequence[str] = ()) -> dict[str, Any]:
     return {name: getattr(record, name) for name in COLUMNS} | middle | spread | own | config
 
 
-def epochs_in(record: TrialRecord, heat: HeatName) -> int:
-    """Return the epochs that a trial has trained in a heat."""
-    return {"sweep": record.sweep_epochs, "middle": record.middle_epochs, "race": record.epochs}[heat]
+def in_heat(record: TrialRecord, heat: HeatName) -> tuple[float, int]:
+    """Return a trial's score in a heat, and the epochs that it trained there."""
+    if heat == "sweep":
+        return record.sweep_metric, record.sweep_epochs
+    return (record.middle_metric, record.middle_epochs) if heat == "middle" else (record.metric, record.epochs)
+
+
+def by_heat(cost: Cost) -> dict[HeatName, tuple[int, float]]:
+    """Map each heat to its epochs and its seconds; the middle heat is left out if it trained nothing."""
+    found: dict[HeatName, tuple[int, float]] = {"sweep": (cost.sweep_epochs, cost.sweep_seconds)}
+    if cost.middle_epochs:
+        found["middle"] = cost.middle_epochs, cost.middle_seconds
+    return found | {"race": (cost.race_epochs, cost.race_seconds)}
+
+
+def winner_of(record: RunRecord) -> TrialRecord | None:
+    """Return the record of the best trial; None if no trial has begun."""
+    return next((trial for trial in record.trials if trial.trial == record.best_trial), None)
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -17,7 +17,16 @@ from hydro_rasda.common.console import duration
 from hydro_rasda.common.heat_names import HEAT_NAMES, HeatName
 from hydro_rasda.common.short_values import show
 from hydro_rasda.history.lines import number_of, score_in
-from hydro_rasda.records.records import DIFFER, Cost, RunRecord, TrialRecord, epochs_in, second_of
+from hydro_rasda.records.records import (
+    DIFFER,
+    Cost,
+    RunRecord,
+    TrialRecord,
+    by_heat,
+    in_heat,
+    second_of,
+    winner_of,
+)
 from hydro_rasda.run.claim import held
 from hydro_rasda.run.crash_log import DROPPED, TRY_AGAIN
 from hydro_rasda.run.time_left import LEAST_TOLD, roughly
@@ -58,7 +67,7 @@ def as_html(result: RunRecord) -> str:
     middle = any(record.middle_epochs for record in result.trials)
     heads = ["trial", "sweep (epochs)", *["middle (epochs)"] * middle, "race (epochs)", "status", *names]
     rows = [[*_row(record, middle), *(show(record.used.get(name)) for name in names)] for record in records]
-    winner = next((each for each in records if each.trial == result.best_trial), None)
+    winner = winner_of(result)
     used = winner.used if winner is not None and result.best_config else {}
     best = ", ".join(f"{name}={show(value)}" for name, value in used.items())
     lines = [f"{len(records)} of {len(result.trials)} trials, by {result.metric} ({result.mode})"]
@@ -83,19 +92,18 @@ def varied(result: RunRecord) -> list[str]:
 def best_first(result: RunRecord) -> list[TrialRecord]:
     """Sort trials: the winner first, then full-size models, then surrogates, each by epochs and score.
 
-    Surrogates of the middle heat come before those of the sweep."""
+    Surrogates of the middle heat come before those of the sweep.
+    """
     sign = 1.0 if result.mode == "min" else -1.0
 
-    def key(record: TrialRecord) -> tuple[float, ...]:
-        full, narrow = record.metric, record.sweep_metric
-        return (
-            float(record.trial != result.best_trial),
-            *((0.0, -record.epochs, sign * full) if math.isfinite(full) else (1.0, 0.0, 0.0)),
-            -record.middle_epochs,
-            *((0.0, sign * record.middle_metric) if math.isfinite(record.middle_metric) else (1.0, 0.0)),
-            -record.sweep_epochs,
-            *((0.0, sign * narrow) if math.isfinite(narrow) else (1.0, 0.0)),
-        )
+    def key(record: TrialRecord) -> list[float]:
+        places = [float(record.trial != result.best_trial)]
+        for heat in reversed(HEAT_NAMES):
+            score, epochs = in_heat(record, heat)
+            known = math.isfinite(score)
+            # A trial that diverged at full size is ranked by its surrogates.
+            places += [-epochs if known or heat != "race" else 0, not known, sign * score if known else 0.0]
+        return places
 
     return sorted(result.trials, key=key)
 
@@ -103,20 +111,19 @@ def best_first(result: RunRecord) -> list[TrialRecord]:
 def cost_line(result: RunRecord) -> str:
     """Say the run's cost and, as an estimate, the time that its surrogates saved (see `Cost.spared_seconds`)."""
     cost = result.cost
-    line = (
-        f"{cost.seconds:.1f} s: {cost.sweep_epochs} epochs of the sweep in {cost.sweep_seconds:.1f} s, "
-        f"{_middle(cost, f'{cost.middle_seconds:.1f} s')}"
-        f"{cost.race_epochs} epochs of the race in {cost.race_seconds:.1f} s"
-    )
+    line = f"{duration(cost.seconds)}: {_spent(cost)}"
     if result.transfer is not None:
         line += f"; transfer is {result.transfer.verdict} (rank correlation {result.transfer.rho:.2f})"
     if cost.spared_seconds >= 1:
-        line += f"; the fused surrogates spared about {cost.spared_seconds:.0f} s of full-size training"
+        line += f"; the fused surrogates spared about {duration(cost.spared_seconds)} of full-size training"
     return line
 
 
-def _middle(cost: Cost, seconds: str) -> str:
-    return f"{cost.middle_epochs} epochs of the middle heat in {seconds}, " if cost.middle_epochs else ""
+def _spent(cost: Cost) -> str:
+    """Say the epochs and the time of each heat."""
+    names = {"sweep": "sweep", "middle": "middle heat", "race": "race"}
+    spent = ((names[heat], epochs, duration(seconds)) for heat, (epochs, seconds) in by_heat(cost).items())
+    return ", ".join(f"{epochs} epochs of the {name} in {took}" for name, epochs, took in spent)
 
 
 def both_units(spent: Cost, seconds: float, max_t: int | None) -> str:
@@ -130,7 +137,7 @@ def kept_weights(result: RunRecord) -> str:
 
     Averages are mentioned only if the run's folder tells. The text is empty if no full-size model has a metric.
     """
-    winner = next((trial for trial in result.trials if trial.trial == result.best_trial), None)
+    winner = winner_of(result)
     if winner is None or not math.isfinite(result.best_metric):
         return ""
     weights = {None: "", True: ", averaged", False: ", not averaged"}[result.averaged]
@@ -200,7 +207,7 @@ def sampling_line(result: RunRecord) -> list[str]:
 
 def better_line(result: RunRecord) -> list[str]:
     """Name the trial with a better score than the winner, and say why it did not win; no line without such a trial."""
-    winner = next((record for record in result.trials if record.trial == result.best_trial), None)
+    winner = winner_of(result)
     if winner is None or not (result.ended and math.isfinite(winner.metric)):
         return []
     sign = 1.0 if result.mode == "min" else -1.0
@@ -318,18 +325,19 @@ def closing_lines(result: RunRecord, path: str, max_t: int) -> list[str]:
     else:
         score = f"Its {result.metric} {data} is {show(winner.sweep_metric, 4)}, on its surrogate"
         lines.append(f"{score}: no full-size model has a score yet.")
-    lines += [f"{line[0].upper()}{line[1:]}." for line in [*front_lines(result), *better_line(result)]]
-    cost = result.cost
-    swept = f"{cost.sweep_epochs} epochs of the sweep in {duration(cost.sweep_seconds)}"
-    trained = f"{cost.race_epochs} epochs of the race in {duration(cost.race_seconds)}"
-    middle = _middle(cost, duration(cost.middle_seconds))
-    lines.append(f"Cost: {both_units(cost, cost.seconds, max_t)}; {swept}, {middle}{trained}.")
+    lines += map(sentence, [*front_lines(result), *better_line(result)])
+    lines.append(f"Cost: {both_units(result.cost, result.cost.seconds, max_t)}; {_spent(result.cost)}.")
     if bad := failed_and_diverged(result):
         lines.append(f"{bad}; to see why: hydro-rasda show {path}")
     lines += dropped_lines(result)
     if not result.finished:
         lines.append(f"The run is {explained(state_of(result))}.")
     return [*lines, f"For figures and all trials: hydro-rasda report {path}"]
+
+
+def sentence(line: str) -> str:
+    """Write a line as a sentence, with a capital letter and a full stop."""
+    return f"{line[0].upper()}{line[1:]}."
 
 
 def dropped_lines(result: RunRecord) -> list[str]:
@@ -347,7 +355,7 @@ def rungs(result: RunRecord) -> dict[HeatName, dict[int, int]]:
     """Map each heat to a count of trials: for each epoch at which a trial stands, how many trials reached it."""
     found = {}
     for heat in HEAT_NAMES:
-        reached = [epochs for record in result.trials if (epochs := epochs_in(record, heat))]
+        reached = [epochs for record in result.trials if (epochs := in_heat(record, heat)[1])]
         if reached:
             found[heat] = {stop: sum(at >= stop for at in reached) for stop in sorted(set(reached))}
     return found
@@ -396,8 +404,9 @@ def best_score(result: RunRecord) -> tuple[float, HeatName | None]:
     """Return the best score, and whether a full-size model or a surrogate has it; NaN and None without a score."""
     if math.isfinite(result.best_metric):
         return result.best_metric, "race"
-    if result.best_config and math.isfinite(score := result.trials[result.best_trial].sweep_metric):
-        return score, "sweep"
+    winner = winner_of(result)
+    if winner is not None and math.isfinite(winner.sweep_metric):
+        return winner.sweep_metric, "sweep"
     return math.nan, None
 
 

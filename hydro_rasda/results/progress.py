@@ -1,4 +1,7 @@
-"""The progress display of a run: its folder, its messages, and one bar on a terminal or else a line a minute."""
+"""The progress display of a run: its folder, its messages, and one bar on a terminal or in a notebook.
+
+Elsewhere, it prints a line a minute.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import rich.progress
 from rich.console import Console
@@ -191,6 +195,45 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
+
+
+DRAW_SECONDS = 0.5
+"""The fewest seconds between two drawings of the bar."""
+
+
+class NotebookProgress(Progress):
+    """The callback that shows a run in a notebook.
+
+    Its bar is HTML, which needs no widgets and is saved with the notebook.
+    """
+
+    _handle: Any = None
+    _drawn = -math.inf
+
+    @property
+    def _has_bar(self) -> bool:
+        return True
+
+    def on_event(self, event: Event) -> None:
+        super().on_event(event)
+        if time.monotonic() - self._drawn >= DRAW_SECONDS:
+            self._draw()
+
+    def conclude(self, result: RunRecord) -> None:
+        """Show a full bar, the result, its cost, and the next command to type."""
+        left = 0.0, time.monotonic()
+        self._bars.update(self._task, description="done", total=1.0, completed=1.0, left=left, note="")
+        self._draw()
+        super().conclude(result)
+
+    def _draw(self) -> None:
+        from IPython.display import display  # a notebook has it
+
+        self._drawn = time.monotonic()
+        if self._handle is None:
+            self._handle = display(self._bars, display_id=True)
+        else:
+            self._handle.update(self._bars)
 
 
 def typed(path: Path) -> str:

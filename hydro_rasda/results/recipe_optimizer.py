@@ -26,29 +26,11 @@ from fusion.keys import (
 from fusion.optim import Hyperparameters
 from fusion.optim.optimizer_config import WRITTEN
 from hydro_rasda.common.secret_masking import HIDDEN
-from hydro_rasda.results.recipe_data_and_seeds import Form
 
 
 def moves(config: Mapping[str, Any]) -> bool:
     """Tell whether the learning rate changes."""
     return bool(read(config, "schedule") != "constant" or read(config, "warmup_epochs") or read(config, "warmup"))
-
-
-def rates(config: Mapping[str, Any], data: Form, arguments: Mapping[str, str]) -> list[str]:
-    """Return the lines that set a step's learning rates; none if they do not change.
-
-    Args:
-        data: The form of the training data. A loader may have no length: the time within an epoch is then unknown.
-        arguments: Maps a key of the configuration to the argument of `train` that holds its value.
-    """
-    if not moves(config):
-        return []
-    schedule = f", {arguments['schedule']}" if "schedule" in arguments else ""
-    passed = "(i / steps if length else 0.0)" if data == "loaders" else "i / steps"
-    return [
-        "for group, lr in zip(optimizer.param_groups, base):",
-        f'    group["lr"] = lr * lr_factor(epoch + {passed}, steps{schedule})',
-    ]
 
 
 def schedule_text(config: Mapping[str, Any]) -> list[str]:

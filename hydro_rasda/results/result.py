@@ -30,10 +30,12 @@ from hydro_rasda.problem.precision import as_given, matrix_products
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.problem.width_argument import Plans
 from hydro_rasda.records.optuna_study import make_study
-from hydro_rasda.records.records import RunRecord
+from hydro_rasda.records.record_from_journal import read_record, settings_of
+from hydro_rasda.records.records import RunRecord, winner_of
 from hydro_rasda.records.summary import AllTrialsFailed, sum_up
 from hydro_rasda.results.export import checkpoint_of, save_model, unkept_of, weights_of
 from hydro_rasda.run.pickling import Gone, check_has_functions, dumped, loaded
+from hydro_rasda.run.run_json import read_asked
 from hydro_rasda.run.state import Run
 
 if TYPE_CHECKING:
@@ -53,9 +55,7 @@ class TuneResult(RunRecord):
             trained longest.
         best_metric: The winner's metric after epoch `TrialRecord.kept_epoch`, whose weights `best_model` gives. A trial
             that ended worse may have a better one. NaN if no full-size model has a metric yet.
-        best_trial: Number of the trial with that configuration.
         trials: A record for each configuration, in the order of sampling.
-        mode: "min" or "max".
         expected_gain: Expected improvement of `best_metric` by one more full-size training to the end, of a
             configuration as good as the finalists. NaN if fewer than two trained at full size.
         transfer: How far the surrogates' ranking can be trusted; None unless `sweep.check_transfer` was asked for.
@@ -86,9 +86,9 @@ class TuneResult(RunRecord):
         name = type(self).__name__
         indent = " " * (len(name) + 1)
         kept = f"{indent}kept={by!r},\n" if (by := kept_weights(self)) else ""
-        best = next((t for t in self.shown().trials if t.trial == self.best_trial and t.unread), None)
-        config = self.shown().best_config if best is None else best.used
-        unread = "" if best is None else f" (nothing reads {', '.join(best.unread)})"
+        best = winner_of(self.shown())
+        unread = f" (nothing reads {', '.join(best.unread)})" if best is not None and best.unread else ""
+        config = best.used if best is not None and best.unread else self.shown().best_config
         return (
             f"{name}(best_config={config!r}{unread},\n"
             f"{indent}{one_line(self.metric)}={self.best_metric:.6g} ({self.mode}), "
@@ -221,7 +221,7 @@ class TuneResult(RunRecord):
                 schedules that are functions, because only their names are known.
             FileNotFoundError: if its checkpoint is gone.
         """
-        from hydro_rasda.results.recipe_facts import recipe_of
+        from hydro_rasda.results.recipe import recipe_of
 
         return recipe_of(self, self._problem, trial)
 
@@ -332,6 +332,38 @@ def make_result(run: Run, finalists: list[int]) -> TuneResult:
             f"{run.store.path / 'journal.jsonl'}\n{errors}"
         )
     return TuneResult(**vars(sum_up(run.history, finalists, run.store.path, hidden=run.hidden)), _problem=run.problem)
+
+
+def load(path: str | Path) -> TuneResult:
+    """Open a run of `tune`: its result, or what it has found so far if it still runs or was interrupted.
+
+    The folder is only read, and nothing in it can run code. JSON has no form for some values of a configuration, such
+    as functions, classes and members of an Enum: the result has their names. Secrets are "(hidden)". If a model
+    function reads a name or "(hidden)" in place of such a value, it raises an error that says how to pass the value.
+
+    Args:
+        path: The run's folder, `storage_path/name`, of any backend.
+
+    Returns:
+        The result that `tune` returned, without data and functions: `best_model(model_fn=...)` gives the trained model,
+        on the CPU. `TuneResult.finished` says whether the run came to its end. Before, `best_config` is the best so
+        far, and trials that may train on are "undecided".
+
+    Raises:
+        ValueError: if the folder holds no run.
+    """
+    record = read_record(path)
+    nothing: Any = None
+    problem = Problem(
+        model_fn=Gone("model_fn"),
+        objective=Gone("objective"),
+        train_data=nothing,
+        val_data=nothing,
+        settings=settings_of(read_asked(record.path)),
+        device=torch.device("cpu"),
+        copied=True,  # unknown here; if it were False, a model function that keeps its module would return one for all
+    )
+    return TuneResult(**vars(record), _problem=problem)
 
 
 class MeanOfModels(nn.Module):

@@ -12,6 +12,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, loguniform, tune, uniform
+from hydro_rasda.cli import main
 from hydro_rasda.data import make_batches
 from hydro_rasda.problem.objective import supervised
 from hydro_rasda.problem.problem import Problem
@@ -22,6 +23,8 @@ from tests.hydro_rasda.models import mlp
 from tests.hydro_rasda.parts import over
 
 Pair = tuple[Tensor, Tensor]
+Said = Callable[..., str]
+"""Runs a command of `hydro-rasda`, which must succeed, and returns what it prints; words may be paths."""
 
 
 @pytest.fixture(scope="session")
@@ -54,6 +57,15 @@ def machine_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HYDRO_RASDA_CACHE", str(path))
         yield path
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Said:
+    def printed(*words: object) -> str:
+        assert main([*map(str, words)]) == 0
+        return capsys.readouterr().out
+
+    return printed
 
 
 @pytest.fixture

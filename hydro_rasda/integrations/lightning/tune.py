@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +16,7 @@ from fusion.streams import preserved_generators
 from fusion.warn import warn
 from hydro_rasda.common.argument_checks import check_function, require
 from hydro_rasda.common.one_line_warnings import warns_in_one_line
-from hydro_rasda.integrations.lightning.configure_optimizers import OF_OPTIMIZERS, Unfollowed
-from hydro_rasda.integrations.lightning.objective import StepObjective, metric_name
+from hydro_rasda.integrations.lightning.objective import OF_OPTIMIZERS, StepObjective, Unfollowed, metric_name
 from hydro_rasda.integrations.lightning.own_trainer import MAKES_TRAINER, MakeTrainer, by_own_trainer
 from hydro_rasda.integrations.lightning.refusals import (
     PRECISIONS,
@@ -31,11 +31,12 @@ from hydro_rasda.integrations.shared import (
     TrainLoader,
     check_options,
     check_parts,
+    first_model,
     narrow_or_full,
     unaveraged,
 )
 from hydro_rasda.problem.read_keys import Notes
-from hydro_rasda.problem.width_argument import WidthForm, call_model_fn, check_width_argument, width_form
+from hydro_rasda.problem.width_argument import call_model_fn, check_width_argument, width_form
 from hydro_rasda.settings.config import RaceConfig, SweepConfig
 from hydro_rasda.space.branches import reachable, with_defaults
 from hydro_rasda.space.space import check_space, sample
@@ -189,7 +190,8 @@ def _asked(
         config = sample(space, 1, 0)[0]
         form = width_form(module_fn)
         check_width_argument("module_fn", module_fn, sweep.surrogate)
-        module = _first(module_fn, form, config)
+        make = partial(call_model_fn, module_fn, form, config, 1.0)
+        module = first_model("module_fn", make, config, LightningModule, "LightningModule")
         refused += unfollowed(module)
         if not refused:
             train, validation = train_loader(train_dataloaders), eval_loader(val_dataloaders)
@@ -219,18 +221,6 @@ def _constants(trainer: Trainer, loader: Any) -> dict[str, Any]:
     """Return values for keys that the library reads and the space may lack; the module's optimizer replaces `lr`."""
     clip = trainer.gradient_clip_val or None
     return {"lr": 1.0, "batch_size": getattr(loader, "batch_size", None) or 1, "grad_clip": clip}
-
-
-def _first(
-    module_fn: Callable[..., LightningModule], form: WidthForm | None, config: dict[str, Any]
-) -> LightningModule:
-    try:
-        module = call_model_fn(module_fn, form, config, 1.0)
-    except Exception as error:
-        raise ValueError(f"`module_fn` fails for {dict(config)!r} with {type(error).__name__}: {error}") from error
-    require(isinstance(module, LightningModule), "module_fn", type(module).__name__, "one that makes a LightningModule")
-    assert isinstance(module, LightningModule)
-    return module
 
 
 def _warn_of_replaced(

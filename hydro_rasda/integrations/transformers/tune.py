@@ -16,13 +16,14 @@ from transformers import EvalPrediction, PretrainedConfig, Trainer, TrainingArgu
 from fusion.streams import preserved_generators
 from fusion.warn import warn
 from hydro_rasda.backends.local import LocalBackend
-from hydro_rasda.common.argument_checks import check_is, require
+from hydro_rasda.common.argument_checks import check_is
 from hydro_rasda.common.one_line_warnings import warns_in_one_line
 from hydro_rasda.integrations.shared import (
     Collator,
     LibraryResult,
     check_options,
     check_parts,
+    first_model,
     narrow_or_full,
     unaveraged,
 )
@@ -145,7 +146,8 @@ def tune_trainer(
     _check_followed(args, _wrong_metric(args, metric, whole) + wrong + _refused(args, race, options, data))
     model_fn = model_function(model, model_class, own_names(space), args.use_cache)
     with preserved_generators():
-        first = _first_model(model_fn, made, args.seed)
+        config = sample(made, 1, args.seed)[0]
+        first = first_model("model", lambda: model_fn(config), config, nn.Module, "torch.nn.Module")
         collate = collator(first, args, data_collator, processing_class)
         train, validation = loaders(args, collate, train_dataset, eval_dataset)
         few = tree_map(lambda leaf: leaf[:4] if isinstance(leaf, torch.Tensor) else leaf, next(iter(validation(1))))
@@ -218,16 +220,6 @@ def _chosen(args: TrainingArguments, options: Mapping[str, Any]) -> dict[str, An
     if args.use_cpu and chosen.get("backend", "local") == "local":
         chosen["backend"] = LocalBackend("cpu")
     return chosen
-
-
-def _first_model(model_fn: Callable[..., nn.Module], space: Mapping[str, Any], seed: int) -> nn.Module:
-    config = sample(space, 1, seed)[0]
-    try:
-        model = model_fn(config)
-    except Exception as error:
-        raise ValueError(f"`model` fails for {dict(config)!r} with {type(error).__name__}: {error}") from error
-    require(isinstance(model, nn.Module), "model", type(model).__name__, "one that makes a torch.nn.Module")
-    return model
 
 
 def _warmup_epochs(space: Mapping[str, Any], args: TrainingArguments, examples: int) -> dict[str, float]:

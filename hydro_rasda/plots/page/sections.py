@@ -11,6 +11,7 @@ from threading import Lock
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from hydro_rasda import plots
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.short_values import show
 from hydro_rasda.history.lineage import decided_copies
 from hydro_rasda.plots.figure_style import HEIGHT, begun, is_empty, nothing
@@ -18,7 +19,7 @@ from hydro_rasda.plots.hyperparameters import LINES
 from hydro_rasda.plots.importance import importance_bars, importance_of
 from hydro_rasda.plots.page import words
 from hydro_rasda.plots.page.words import call_of
-from hydro_rasda.records.records import RunRecord
+from hydro_rasda.records.records import RunRecord, in_heat
 from hydro_rasda.records.report import best_first, status_of, varied
 from hydro_rasda.records.timeline import journal_of
 from hydro_rasda.run.run_json import read_asked
@@ -173,14 +174,14 @@ def _table(record: RunRecord) -> str:
     columns: dict[str, list[Any]] = {
         "trial": [trial.trial for trial in trials],
         "state": [status_of(trial) for trial in trials],
-        metric: [trial.metric if trial.epochs else None for trial in trials],
-        "epochs": [trial.epochs or None for trial in trials],
-        f"sweep {metric}": [trial.sweep_metric if trial.sweep_epochs else None for trial in trials],
-        "sweep epochs": [trial.sweep_epochs or None for trial in trials],
     }
-    if any(trial.middle_epochs for trial in trials):
-        columns[f"middle {metric}"] = [trial.middle_metric if trial.middle_epochs else None for trial in trials]
-        columns["middle epochs"] = [trial.middle_epochs or None for trial in trials]
+    heats: tuple[HeatName, ...] = ("race", "sweep", "middle")
+    for heat in heats:
+        prefix = "" if heat == "race" else f"{heat} "
+        reached = [in_heat(trial, heat) for trial in trials]
+        if heat != "middle" or any(epochs for _, epochs in reached):
+            columns[f"{prefix}{metric}"] = [score if epochs else None for score, epochs in reached]
+            columns[f"{prefix}epochs"] = [epochs or None for _, epochs in reached]
     for name in record.others:
         columns[name] = [trial.metrics.get(name) for trial in trials]
     used = [trial.used for trial in trials]

@@ -12,7 +12,7 @@ from hydro_rasda.common.console import duration
 from hydro_rasda.common.short_values import show
 from hydro_rasda.history.lines import jsonable
 from hydro_rasda.records.optuna_study import RANGE
-from hydro_rasda.records.records import RunRecord
+from hydro_rasda.records.records import RunRecord, by_heat
 from hydro_rasda.records.report import (
     agreement_line,
     best_score,
@@ -23,6 +23,7 @@ from hydro_rasda.records.report import (
     kept_weights,
     live_line,
     progress_of,
+    sentence,
     state_of,
 )
 from hydro_rasda.run.run_json import recorded
@@ -52,7 +53,7 @@ def answer(record: RunRecord) -> list[str]:
     else:
         told = ["No trial has a finite score."]
     lines = [*filter(None, [live_line(record)]), *front_lines(record), *_doubt(record), *agreement_line(record)]
-    return told + [f"{line[0].upper()}{line[1:]}." for line in lines]
+    return [*told, *map(sentence, lines)]
 
 
 def _doubt(record: RunRecord) -> list[str]:
@@ -95,14 +96,9 @@ def counts(record: RunRecord) -> str:
 def cost_facts(record: RunRecord, max_t: int | None) -> Facts:
     """Say the cost of the run in time and in full trainings, and the time that its surrogates saved."""
     cost = record.cost
-    facts = {
-        "wall time": both_units(cost, cost.seconds, max_t),
-        "sweep": f"{cost.sweep_epochs} epochs: {both_units(cost, cost.sweep_seconds, max_t)}",
-        "middle": f"{cost.middle_epochs} epochs: {both_units(cost, cost.middle_seconds, max_t)}",
-        "race": f"{cost.race_epochs} epochs: {both_units(cost, cost.race_seconds, max_t)}",
-    }
-    if not cost.middle_epochs:
-        del facts["middle"]
+    facts = {"wall time": both_units(cost, cost.seconds, max_t)}
+    for heat, (epochs, seconds) in by_heat(cost).items():
+        facts[heat] = f"{epochs} epochs: {both_units(cost, seconds, max_t)}"
     if max_t and math.isfinite(whole := cost.full_trainings(1.0, max_t)):
         facts["full training"] = f"{max_t} epochs at full size: about {duration(1 / whole)}"
     if cost.spared_seconds > 0:

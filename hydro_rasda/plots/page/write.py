@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from hydro_rasda.common.argument_checks import require
+from hydro_rasda.common.optional_packages import needed_by
 from hydro_rasda.common.short_values import show
-from hydro_rasda.plots.figure_style import EXTRA, graph_objects, nothing
+from hydro_rasda.plots.figure_style import graph_objects, nothing
 from hydro_rasda.plots.page import words
 from hydro_rasda.plots.page.sections import Drawing, Section, asked_of, drawing, sections
 from hydro_rasda.plots.timeline_and_cost import best_scores, costs, winners_curves
 from hydro_rasda.records.comparison_of_runs import compared, names_of, verdict
 from hydro_rasda.records.record_from_journal import Unreadable, or_why, stamp
 from hydro_rasda.records.records import RunRecord
-from hydro_rasda.records.report import explained, state_of
+from hydro_rasda.records.report import explained, sentence, state_of
 from hydro_rasda.run.files import write_atomically
 
 
@@ -32,9 +33,8 @@ def sections_of(records: Sequence[RunRecord]) -> Iterator[Section]:
     asked, names = [asked_of(record) for record in records], names_of(records)
     told = compared(records, asked)
     decided = verdict(records, asked)
-    if not decided.startswith(tuple(names)):
-        decided = f"{decided[0].upper()}{decided[1:]}"
-    yield Section("Answer", [f"{decided}."], table=_table(names, told["found"]))
+    decided = f"{decided}." if decided.startswith(tuple(names)) else sentence(decided)
+    yield Section("Answer", [decided], table=_table(names, told["found"]))
     used = [words.configuration(record) for record in records]
     alike = {name: value for name, value in used[0].items() if all(each.get(name) == value for each in used)}
     rows = {name: [each.get(name, "") for each in used] for each in used for name in each if name not in alike}
@@ -162,10 +162,8 @@ def _own(name: str) -> Any:
 
 def _template(name: str) -> Any:
     """Load a template, in which all values of a run are escaped."""
-    try:
+    with needed_by("a page", "report"):
         import jinja2
-    except ImportError as error:
-        raise ImportError(f"a page needs {error.name}, which is not there: {EXTRA}") from error
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     return environment.from_string((Path(__file__).parent / name).read_text())
 

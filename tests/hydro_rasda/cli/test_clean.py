@@ -11,6 +11,7 @@ import typer
 from hydro_rasda import load
 from hydro_rasda.cli import main
 from tests.hydro_rasda.cli.conftest import model_fn, search
+from tests.hydro_rasda.conftest import Said
 from tests.hydro_rasda.results.test_load import contents
 
 LEFT = ("checkpoints/.race.trial-0.to-1.pt.0a.tmp", "checkpoints/race.trial-99.to-1.pt", ".run.json.1b.tmp")
@@ -39,7 +40,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, answer: bool) -> list[str]:
 
 
 def test_what_a_killed_process_left_goes_and_the_models_stay(
-    copy: Path, past: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    copy: Path, past: str, monkeypatch: pytest.MonkeyPatch, said: Said, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = contents(copy)
     asked = answering(monkeypatch, False)
@@ -47,46 +48,42 @@ def test_what_a_killed_process_left_goes_and_the_models_stay(
     assert "4 files, 4 kB" in capsys.readouterr().out
     assert contents(copy) == before
     answering(monkeypatch, True)
-    assert main(["clean", str(copy)]) == 0
-    assert capsys.readouterr().out.endswith("freed 4 kB\n")
+    assert said("clean", copy).endswith("freed 4 kB\n")
     assert asked == ["remove them?"]
     assert contents(copy).keys() == {str(copy / Path(name).relative_to(past)) for name in contents(Path(past))}
     result = load(copy)
     for number in result._checkpoints:
         result.best_model(number, model_fn)
-    assert main(["clean", str(copy)]) == 0
-    assert "nothing to free: 3 files (" in capsys.readouterr().out
+    assert "nothing to free: 3 files (" in said("clean", copy)
     search(copy.parent, "copy", resume="must")
 
 
-def test_only_the_best_model_is_kept_where_that_is_asked(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["clean", str(copy), "--best-only", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+def test_only_the_best_model_is_kept_where_that_is_asked(copy: Path, said: Said) -> None:
+    told = json.loads(said("clean", copy, "--best-only", "--json"))
     assert (len(told["files"]), {file["removed"] for file in told["files"]}) == (6, {False})
-    assert main(["clean", str(copy), "--best-only", "--yes"]) == 0
-    assert "the run can then not be extended, and other finalists' models are gone" in capsys.readouterr().out
+    assert "the run can then not be extended, and other finalists' models are gone" in said(
+        "clean", copy, "--best-only", "--yes"
+    )
     assert [*copy.glob("checkpoints/*")] == [load(copy).best_checkpoint]
     load(copy).best_model(model_fn=model_fn)
     with pytest.raises(FileNotFoundError, match="if it was cleaned, only the best model is left"):
         load(copy).best_model(next(n for n in load(copy)._checkpoints if n != load(copy).best_trial), model_fn)
 
 
-def test_what_a_run_may_go_on_from_stays(part: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_run_may_go_on_from_stays(part: str, said: Said, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path(part) / "checkpoints"
     folder.mkdir()
     for name in (*LEFT[:2], "checkpoints/sweep.to-1.from-0.group-0.pt"):
         (Path(part) / name).write_bytes(b"x" * 1000)
     assert main(["clean", part, "--best-only", "--yes"]) == 2
     assert "must be a finished run, where only its best model is kept" in capsys.readouterr().err
-    assert main(["clean", part, "--yes", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(said("clean", part, "--yes", "--json"))
     assert {Path(file["path"]).name for file in told["files"]} == {Path(name).name for name in LEFT[:2]}
     assert [path.name for path in folder.iterdir()] == ["sweep.to-1.from-0.group-0.pt"]
 
 
-def test_a_folder_without_checkpoints(part: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["clean", part]) == 0
-    assert capsys.readouterr().out == "nothing to free: there are no checkpoints\n"
+def test_a_folder_without_checkpoints(part: str, said: Said) -> None:
+    assert said("clean", part) == "nothing to free: there are no checkpoints\n"
 
 
 def test_no_question_is_asked_where_a_run_goes_on(

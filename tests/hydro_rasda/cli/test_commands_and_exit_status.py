@@ -22,6 +22,7 @@ from hydro_rasda.run.events import RunEnded
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import read_asked
 from tests.hydro_rasda.cli.conftest import search
+from tests.hydro_rasda.conftest import Said
 from tests.hydro_rasda.results.test_load import contents
 
 LOOKS = ["show {}", "show {} --json", "trials {} --csv", "best {}", "compare {} {}", "runs {}", "clean {} --json"]
@@ -40,20 +41,18 @@ def called(command: str, path: str) -> int:
     return main([word.format(path) for word in command.split()])
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"hydro-rasda {version('hydro-rasda')}\n"
+def test_the_version(said: Said) -> None:
+    assert said("--version") == f"hydro-rasda {version('hydro-rasda')}\n"
 
 
-def test_without_a_command_it_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_command_it_says_what_there_is(said: Said) -> None:
     assert main([]) == 2
-    assert main(["--help"]) == 0
-    told = capsys.readouterr().out
+    told = said("--help")
     for command in ("runs", "show", "watch", "trials", "best", "compare", "clean", "simulate"):
         assert f"\n  {command} " in told
 
 
-def test_the_guide_names_values_of_each_commands_json(past: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_guide_names_values_of_each_commands_json(past: str, said: Said) -> None:
     more = {
         "runs": [str(Path(past).parent)],
         "best": [past, "--recipe"],
@@ -68,17 +67,15 @@ def test_the_guide_names_values_of_each_commands_json(past: str, capsys: pytest.
     assert rows.keys() == {command_name(each) for each in app.registered_commands}
     for command, text in rows.items():
         if command != "dashboard":  # it serves until it is interrupted
-            assert main([command, *more.get(command, [past]), "--json"]) == 0
-            printed = capsys.readouterr().out
+            printed = said(command, *more.get(command, [past]), "--json")
             json.loads(printed)
             for name in re.findall(r"`([a-z_]+)`", text):
                 assert name in rows or f'"{name}":' in printed, (command, name)
 
 
-def test_each_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_command_prints_json(said: Said) -> None:
     for command in map(command_name, app.registered_commands):
-        assert main([command, "--help"]) == 0
-        assert "--json" in capsys.readouterr().out, command
+        assert "--json" in said(command, "--help"), command
 
 
 @pytest.mark.parametrize("command", ["show {}", "trials {}", "best {}", "compare {} {}", "clean {}"])
@@ -181,12 +178,9 @@ def _found(folder: Path) -> list[Any]:
     )
 
 
-def test_a_run_that_is_held_says_so(past: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_held_says_so(past: str, tmp_path: Path, said: Said) -> None:
     folder = tmp_path / "held"
     with Store.open(folder, read_asked(Path(past)), "auto"):
-        states = []
-        for _ in range(2):
-            assert main(["runs", str(tmp_path), "--json"]) == 0
-            states.append(json.loads(capsys.readouterr().out)[0]["state"])
-    assert main(["runs", str(tmp_path), "--json"]) == 0
-    assert [*states, json.loads(capsys.readouterr().out)[0]["state"]] == ["running", "running", "interrupted"]
+        states = [json.loads(said("runs", tmp_path, "--json"))[0]["state"] for _ in range(2)]
+    assert states == ["running", "running"]
+    assert json.loads(said("runs", tmp_path, "--json"))[0]["state"] == "interrupted"

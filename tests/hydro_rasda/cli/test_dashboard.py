@@ -29,6 +29,7 @@ from hydro_rasda.plots.page.sections import Drawn
 from hydro_rasda.records.record_from_journal import runs_in
 from hydro_rasda.records.records import RunRecord
 from tests.hydro_rasda.browser import ALL_DRAWN, errors, needs_chromium, open_page, wait
+from tests.hydro_rasda.conftest import Said
 from tests.hydro_rasda.journals import write_run
 
 uvicorn = pytest.importorskip("uvicorn")
@@ -297,12 +298,9 @@ def test_the_printed_address_is_one_that_can_be_opened(
         assert shown not in dashboard.EVERYWHERE
 
 
-def test_a_program_reads_the_address(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_program_reads_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
     monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
-    assert main(["dashboard", str(tmp_path), "--port", "0", "--json"]) == 0
-    (line,) = capsys.readouterr().out.splitlines()
+    (line,) = said("dashboard", tmp_path, "--port", "0", "--json").splitlines()
     told = json.loads(line)
     assert told.keys() == {"url", "folder"}
     assert told["folder"] == str(tmp_path)
@@ -363,7 +361,7 @@ def bad_runs(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if path.name not in ("good", "strange")]
 
 
-def test_a_bad_run_is_a_row_that_says_so(served: tuple[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_run_is_a_row_that_says_so(served: tuple[str, Path], said: Said) -> None:
     url, folder = served
     bad = bad_runs(folder)
     listed = get(url)
@@ -372,12 +370,10 @@ def test_a_bad_run_is_a_row_that_says_so(served: tuple[str, Path], capsys: pytes
     assert {name for name, row in rows.items() if "not readable" in row} >= {*bad}
     assert "is a link to /dev/zero" in rows["zero"]
     assert "is no regular file" in rows["fifo"]
-    assert main(["runs", str(folder), "--json"]) == 0
-    told = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    told = {row["name"]: row for row in json.loads(said("runs", folder, "--json"))}
     assert {name for name, row in told.items() if row["state"] == "not readable"} >= {*bad}
     assert told["good"]["trials"] == 3
-    assert main(["runs", str(folder)]) == 0
-    assert "nested more than 100 levels deep" in capsys.readouterr().out
+    assert "nested more than 100 levels deep" in said("runs", folder)
     for name in bad:
         assert "not readable" in get(f"{url}run/{name}/")
 

@@ -12,6 +12,7 @@ from hydro_rasda.cli import main
 from hydro_rasda.cli.output import size
 from hydro_rasda.simulator import RULES
 from tests.hydro_rasda.cli.conftest import search
+from tests.hydro_rasda.conftest import Said
 
 
 @pytest.fixture(scope="module")
@@ -20,57 +21,53 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> str:
     return search(tmp_path_factory.mktemp("runs"), "past", race=RaceConfig(top_k=1))
 
 
-def forecast(capsys: pytest.CaptureFixture[str], run: str, options: str) -> dict[str, dict[str, Any]]:
-    assert main(["simulate", run, *options.split(), "--json"]) == 0
-    return {row["rule"]: row for row in json.loads(capsys.readouterr().out)["forecasts"]}
+def forecast(said: Said, run: str, options: str) -> dict[str, dict[str, Any]]:
+    return {row["rule"]: row for row in json.loads(said("simulate", run, *options.split(), "--json"))["forecasts"]}
 
 
-def screen(capsys: pytest.CaptureFixture[str], run: str, options: str) -> str:
-    assert main(["simulate", run, *options.split()]) == 0
-    return capsys.readouterr().out
+def screen(said: Said, run: str, options: str) -> str:
+    return said("simulate", run, *options.split())
 
 
-def test_one_trial_on_one_gpu_in_closed_form(past: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_trial_on_one_gpu_in_closed_form(past: str, said: Said) -> None:
     options = "--gpus 1 --trials 1 --epoch-seconds 3600 --restart-seconds 0 --jitter 0 --rule asha"
-    rows = forecast(capsys, past, options)
+    rows = forecast(said, past, options)
     assert rows["asha"]["hours"] == pytest.approx(9.0)
     assert rows["asha"]["gpu_hours"] == pytest.approx(9.0)
     assert rows["asha"]["utilization"] == pytest.approx(1.0)
     assert (rows["asha"]["epochs"], rows["asha"]["finished"]) == (9, 1)
 
 
-def test_speed_divides_the_epoch_of_the_past_run(past: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_speed_divides_the_epoch_of_the_past_run(past: str, said: Said) -> None:
     options = "--gpus 1 --trials 1 --restart-seconds 0 --jitter 0 --rule asha"
-    slow = forecast(capsys, past, options)
-    fast = forecast(capsys, past, f"{options} --speed 4")
+    slow = forecast(said, past, options)
+    fast = forecast(said, past, f"{options} --speed 4")
     assert fast["asha"]["hours"] == pytest.approx(slow["asha"]["hours"] / 4)
 
 
-def test_more_gpus_take_less_time_and_rasda_uses_more_of_them(past: str, capsys: pytest.CaptureFixture[str]) -> None:
-    few, many = (forecast(capsys, past, f"--gpus {n} --epoch-seconds 600 --trials 32") for n in (2, 16))
+def test_more_gpus_take_less_time_and_rasda_uses_more_of_them(past: str, said: Said) -> None:
+    few, many = (forecast(said, past, f"--gpus {n} --epoch-seconds 600 --trials 32") for n in (2, 16))
     assert set(few) == {*RULES, "tune"}
     for name, row in many.items():
         assert row["hours"] < few[name]["hours"]
         assert row["hours_range"][0] <= row["hours"] <= row["hours_range"][1]
         assert row["gpu_hours"] <= row["reserved_gpu_hours"] * 1.0001
     assert many["rasda"]["utilization"] > many["asha"]["utilization"]
-    assert forecast(capsys, past, "--gpus 16 --epoch-seconds 600 --trials 32") == many
+    assert forecast(said, past, "--gpus 16 --epoch-seconds 600 --trials 32") == many
 
 
-def test_failures_make_it_longer(past: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failures_make_it_longer(past: str, said: Said) -> None:
     """Nine hours on a node that fails every three, each time to be repaired for one."""
     options = "--gpus 4 --trials 1 --seeds 9 --epoch-seconds 3600 --rule asha"
-    sound = forecast(capsys, past, options)["asha"]
-    failing = forecast(capsys, past, f"{options} --mtbf-hours 3")["asha"]
+    sound = forecast(said, past, options)["asha"]
+    failing = forecast(said, past, f"{options} --mtbf-hours 3")["asha"]
     assert failing["hours"] > sound["hours"] + 1
     assert failing["epochs"] > sound["epochs"]
 
 
-def test_people_get_a_table_what_it_rests_on_and_why_the_slower_ones_are_slower(
-    past: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_people_get_a_table_what_it_rests_on_and_why_the_slower_ones_are_slower(past: str, said: Said) -> None:
     """Four trials of nine hours at once, on four GPUs: nobody waits, and growing takes GPUs from nobody."""
-    told = screen(capsys, past, "--gpus 4 --trials 4 --epoch-seconds 3600 --rule random --rule both --grace-period 3")
+    told = screen(said, past, "--gpus 4 --trials 4 --epoch-seconds 3600 --rule random --rule both --grace-period 3")
     gradients = 4 * (8 * 32 + 32 + 32 * 3 + 3)
     assert "4 trials on 4 GPUs" in told
     assert f"an epoch on one GPU 1 h 0 min (10% of it serial), {size(gradients)} of gradients, a restart 30 s" in told
@@ -80,34 +77,34 @@ def test_people_get_a_table_what_it_rests_on_and_why_the_slower_ones_are_slower(
 
 
 @pytest.mark.parametrize(("epoch", "told"), [(101.1, "0.253"), (493.1, "1.23"), (4931, "12.3"), (49310, "123")])
-def test_hours_have_three_digits(past: str, capsys: pytest.CaptureFixture[str], epoch: float, told: str) -> None:
+def test_hours_have_three_digits(past: str, said: Said, epoch: float, told: str) -> None:
     """Nine epochs on one GPU, in hours."""
     options = f"--gpus 1 --trials 1 --epoch-seconds {epoch} --restart-seconds 0 --jitter 0 --rule random"
-    row = next(line for line in screen(capsys, past, options).splitlines() if line.startswith("random"))
+    row = next(line for line in screen(said, past, options).splitlines() if line.startswith("random"))
     assert row.split("  ").count(told) + row.split("  ").count(f" {told}") == 2  # busy and reserved
 
 
 def test_limits_are_kept_with_the_fewest_gpu_hours_or_the_least_time(
-    past: str, capsys: pytest.CaptureFixture[str]
+    past: str, said: Said, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Eight trials of nine hours each, all of which train to the end: 72 GPU hours on any number of GPUs up to 8."""
     study = "--gpus 16 --trials 8 --epoch-seconds 3600 --restart-seconds 0 --jitter 0 --serial 0 --rule random"
-    told = screen(capsys, past, f"{study} --within 20h --max-workers 1")
+    told = screen(said, past, f"{study} --within 20h --max-workers 1")
     assert "Within 20h: random search on 4 GPUs, 1 GPU for a new trial: 18 h 0 min, 72 GPU hours" in told
-    told = screen(capsys, past, f"{study} --gpu-hours 73 --max-workers 1")
+    told = screen(said, past, f"{study} --gpu-hours 73 --max-workers 1")
     assert "For 73 GPU hours: random search on 8 GPUs, 1 GPU for a new trial: 9 h 0 min, 72 GPU hours" in told
-    told = json.loads(screen(capsys, past, f"{study} --gpu-hours 73 --max-workers 1 --json"))
+    told = json.loads(screen(said, past, f"{study} --gpu-hours 73 --max-workers 1 --json"))
     assert told["recommended"]["rule"]["gpus"] == 8
     assert main(["simulate", past, *study.split(), "--max-workers", "1", "--within", "60s"]) == 1
     told = capsys.readouterr().out
     assert "Nothing within 60s on at most 16 GPUs; nearest: random search on 8 GPUs" in told
 
 
-def test_a_csv_and_its_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_csv_and_its_errors(tmp_path: Path, said: Said, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "curves.csv"
     rows = [f"{trial},{t},{trial + 1 / t},60" for trial in range(4) for t in range(1, 5)]
     file.write_text("\n".join(["trial,epoch,loss,seconds", *rows]))
-    found = forecast(capsys, str(file), "--gpus 4 --mode min --rule random --restart-seconds 0 --jitter 0")
+    found = forecast(said, str(file), "--gpus 4 --mode min --rule random --restart-seconds 0 --jitter 0")
     assert found["random"]["hours"] == pytest.approx(4 / 60)
     assert found["random"]["regret"] == 0
     for options, message in {

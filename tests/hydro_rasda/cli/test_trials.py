@@ -18,39 +18,37 @@ from hydro_rasda.cli.trials import filtered, sorted_by, written
 from hydro_rasda.records.record_from_journal import read_record
 from hydro_rasda.records.report import explained
 from tests.hydro_rasda.cli.conftest import model_fn, search
+from tests.hydro_rasda.conftest import Said
 
 
-def numbers(capsys: pytest.CaptureFixture[str], past: str, *options: str) -> list[int]:
-    assert main(["trials", past, "--json", *options]) == 0
-    return [row["trial"] for row in json.loads(capsys.readouterr().out)]
+def numbers(said: Said, past: str, *options: str) -> list[int]:
+    return [row["trial"] for row in json.loads(said("trials", past, "--json", *options))]
 
 
-def test_csv_is_the_dataframe(past: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trials", past, "--csv", "--sort", "trial"]) == 0
-    read = pd.read_csv(io.StringIO(capsys.readouterr().out))
+def test_csv_is_the_dataframe(past: str, said: Said) -> None:
+    read = pd.read_csv(io.StringIO(said("trials", past, "--csv", "--sort", "trial")))
     pd.testing.assert_frame_equal(read, load(past).dataframe(), check_dtype=False)
 
 
-def test_json_has_whole_records(past: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trials", past, "--json", "--sort", "trial"]) == 0
-    told = json.loads(capsys.readouterr().out)
+def test_json_has_whole_records(past: str, said: Said) -> None:
+    told = json.loads(said("trials", past, "--json", "--sort", "trial"))
     for row, record in zip(told, load(past).trials, strict=True):
         assert (row["config"], row["status"]) == (record.config, record.status)
         assert row["metric"] == (record.metric if math.isfinite(record.metric) else None)
 
 
-def test_filters_and_order_are_those_of_pandas(past: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_filters_and_order_are_those_of_pandas(past: str, said: Said) -> None:
     frame = load(past).dataframe()
     small = frame[(frame["config/lr"] < 0.1) & (frame["config/optimizer"] == "sgd")].sort_values("config/lr")
     assert len(small) > 1
     options = ("--where", "lr<0.1", "--where", "optimizer = sgd", "--sort", "lr")
-    assert numbers(capsys, past, *options) == [*small.trial]
-    assert numbers(capsys, past, *options, "--reverse", "--limit", "1") == [*small.trial][::-1][:1]
+    assert numbers(said, past, *options) == [*small.trial]
+    assert numbers(said, past, *options, "--reverse", "--limit", "1") == [*small.trial][::-1][:1]
     full = frame.sort_values("metric", ascending=False, na_position="last")
-    found = numbers(capsys, past, "--sort", "metric", "--reverse")
+    found = numbers(said, past, "--sort", "metric", "--reverse")
     assert found[: full.metric.notna().sum()] == [*full.trial[full.metric.notna()]]
-    assert numbers(capsys, past)[0] == load(past).best_trial
-    assert numbers(capsys, past, "-w", "metric>=0") == numbers(capsys, past, "-w", "metric!=null")
+    assert numbers(said, past)[0] == load(past).best_trial
+    assert numbers(said, past, "-w", "metric>=0") == numbers(said, past, "-w", "metric!=null")
 
 
 ROWS: list[dict[str, Any]] = [
@@ -106,25 +104,19 @@ def test_bad_input(past: str, capsys: pytest.CaptureFixture[str], options: list[
     assert captured.out == ""
 
 
-def test_people_see_what_differs(past: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trials", past, "--where", "optimizer=sgd"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_people_see_what_differs(past: str, said: Said) -> None:
+    lines = said("trials", past, "--where", "optimizer=sgd").splitlines()
     numbers = ["trial", "status", "sweep", "epochs", "race", "epochs"]
     assert lines[0].split() == [*numbers, "lr", "optimizer", "batch_size"]
     assert all(line == line.rstrip() for line in lines)
-    assert main(["trials", past, "--where", "lr>10"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert len(said("trials", past, "--where", "lr>10").splitlines()) == 1
 
 
-def test_the_columns_do_not_depend_on_how_many_rows_are_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_columns_do_not_depend_on_how_many_rows_are_shown(tmp_path: Path, said: Said) -> None:
     space = {"lr": loguniform(1e-3, 0.1), "optimizer": choice(["sgd", "adamw"]), "momentum": uniform(0.5, 0.9)}
     path = search(tmp_path, "one", space=space | {"batch_size": 64}, num_samples=6, max_t=3)
-    assert main(["trials", path]) == 0
-    *rows, alike = capsys.readouterr().out.splitlines()
-    assert main(["trials", path, "--limit", "1"]) == 0
-    *first, same = capsys.readouterr().out.splitlines()
+    *rows, alike = said("trials", path).splitlines()
+    *first, same = said("trials", path, "--limit", "1").splitlines()
     assert first[0].split() == rows[0].split()
     assert first[0].split()[-3:] == ["lr", "optimizer", "momentum"]
     assert alike == same == "in all trials: batch_size=64"
@@ -135,23 +127,22 @@ def test_the_columns_do_not_depend_on_how_many_rows_are_shown(
         assert (f"{trial.config['momentum']:.4g}" in row) == reads
 
 
-def test_each_form_reads_back_as_the_best_configuration(past: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_form_reads_back_as_the_best_configuration(
+    past: str, said: Said, capsys: pytest.CaptureFixture[str]
+) -> None:
     best = load(past).best_config
-    assert main(["best", past]) == 0
-    told = capsys.readouterr().out
+    told = said("best", past)
     assert yaml.safe_load(told) == best
     assert told.startswith(f"# trial {load(past).best_trial} of past: val_loss ")
-    assert main(["best", past, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == best
+    assert json.loads(said("best", past, "--json")) == best
     assert main(["best", past, "--format", "python"]) == 0
     names: dict[str, object] = {}
     exec(capsys.readouterr().out, names)
     assert names["config"] == best
 
 
-def test_another_trial(past: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["best", past, "--trial", "0", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == load(past).trials[0].config
+def test_another_trial(past: str, said: Said, capsys: pytest.CaptureFixture[str]) -> None:
+    assert json.loads(said("best", past, "--trial", "0", "--json")) == load(past).trials[0].config
     assert main(["best", past, "--trial", "12"]) == 2
     assert "`--trial` is 12, but must be >= 0 and < 12" in capsys.readouterr().err
 
@@ -181,14 +172,14 @@ def test_words_of_any_language_are_printed_as_they_are() -> None:
     assert yaml.safe_load(told) == {"длина": "größe"}
 
 
-def test_the_recipe_is_printed(past: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["best", past, "--recipe"]) == 0
-    assert capsys.readouterr().out == load(past).recipe()
+def test_the_recipe_is_printed(past: str, said: Said) -> None:
+    assert said("best", past, "--recipe") == load(past).recipe()
     other = next(trial.trial for trial in load(past).trials if trial.epochs and trial.trial != load(past).best_trial)
-    assert main(["best", past, "--recipe", "--trial", str(other)]) == 0
-    assert capsys.readouterr().out == load(past).recipe(other)
-    assert main(["best", past, "--recipe", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"trial": load(past).best_trial, "recipe": load(past).recipe()}
+    assert said("best", past, "--recipe", "--trial", other) == load(past).recipe(other)
+    assert json.loads(said("best", past, "--recipe", "--json")) == {
+        "trial": load(past).best_trial,
+        "recipe": load(past).recipe(),
+    }
 
 
 def test_a_model_that_is_not_there(part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,11 +193,10 @@ def test_a_model_that_is_not_there(part: str, tmp_path: Path, capsys: pytest.Cap
     assert "has trained at full size, so that there is no model yet" in capsys.readouterr().err
 
 
-def test_before_any_trial_has_a_score(part: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_before_any_trial_has_a_score(part: str, said: Said, capsys: pytest.CaptureFixture[str]) -> None:
     (Path(part) / "journal.jsonl").write_text("")
     assert main(["best", part]) == 1
     captured = capsys.readouterr()
     assert captured.err == f"hydro-rasda: no trial of the run in {part} has a score yet\n"
     assert captured.out == ""
-    assert main(["show", part]) == 0
-    assert capsys.readouterr().out == f"no trial has begun\n{explained('interrupted')}; this is what there is so far\n"
+    assert said("show", part) == f"no trial has begun\n{explained('interrupted')}; this is what there is so far\n"

@@ -18,6 +18,7 @@ from hydro_rasda.common.console import make_console
 from hydro_rasda.contracts import Event
 from hydro_rasda.run.events import RunEnded
 from tests.hydro_rasda.cli.conftest import search
+from tests.hydro_rasda.conftest import Said
 from tests.hydro_rasda.results.test_load import contents
 
 
@@ -73,7 +74,7 @@ def test_json_tells_each_change_to_the_end(growing: Growing, past: str, capsys: 
 
 
 def test_without_a_terminal_there_is_at_most_one_line_in_a_minute(
-    growing: Growing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    growing: Growing, monkeypatch: pytest.MonkeyPatch, said: Said, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said: list[tuple[float, str]] = []
     console = make_console()
@@ -97,12 +98,10 @@ def test_without_a_terminal_there_is_at_most_one_line_in_a_minute(
     assert "Group" in capsys.readouterr().out
 
 
-def test_lines_and_the_table_where_it_is_over(past: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_and_the_table_where_it_is_over(past: str, said: Said) -> None:
     before = contents(Path(past))
-    assert main(["watch", past]) == 0
-    watched = capsys.readouterr().out
-    assert main(["show", past]) == 0
-    assert capsys.readouterr().out.startswith(watched)  # what was said follows
+    watched = said("watch", past)
+    assert said("show", past).startswith(watched)  # what was said follows
     assert contents(Path(past)) == before
 
 

@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Tenso
 
 from hydro_rasda import RaceConfig, SweepConfig, choice, loguniform
 from hydro_rasda.integrations.lightning import LightningResult, tune_module
-from hydro_rasda.integrations.lightning.configure_optimizers import optimizer_settings
-from hydro_rasda.integrations.lightning.objective import StepObjective
+from hydro_rasda.integrations.lightning.objective import StepObjective, optimizer_settings
 from hydro_rasda.integrations.lightning.refusals import unfollowed_loader
 from hydro_rasda.integrations.lightning.tune import _warn_of_replaced
 from tests.hydro_rasda.integrations.results import answers_as_tunes

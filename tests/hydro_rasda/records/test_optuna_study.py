@@ -220,5 +220,5 @@ def test_a_key_that_branches_draw_from_several_domains_spans_its_values(quick: Q
 def test_without_optuna_it_says_what_to_install(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
     result = quick(num_samples=1, max_t=1)
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ImportError, match=r"`to_optuna` needs Optuna, .* pip install 'hydro-rasda\[optuna\]'"):
+    with pytest.raises(ImportError, match=r"`to_optuna` needs optuna, .* pip install 'hydro-rasda\[optuna\]'"):
         result.to_optuna()

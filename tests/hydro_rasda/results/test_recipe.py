@@ -21,7 +21,7 @@ from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, load, secre
 from hydro_rasda.backends.local import LocalBackend
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.problem.objective import OptimizerSettings
-from hydro_rasda.results.recipe_facts import _check_own_weights, recipe_of
+from hydro_rasda.results.recipe import _check_own_weights, recipe_of
 from tests.hydro_rasda.models import Config, mlp
 
 pytestmark = pytest.mark.usefixtures("one_process")

@@ -11,6 +11,7 @@ import pytest
 from hydro_rasda.cli import main
 from hydro_rasda.plots.page.write import Page, sections_of
 from hydro_rasda.records.records import RunRecord
+from tests.hydro_rasda.conftest import Said
 from tests.hydro_rasda.journals import write_run
 
 Sorts = dict[str, RunRecord]
@@ -73,10 +74,9 @@ def test_scores_of_two_metrics_share_no_axis(sorts: Sorts) -> None:
     }
 
 
-def test_three_runs_of_one_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_three_runs_of_one_name(tmp_path: Path, said: Said) -> None:
     paths = [str(write_run(tmp_path / name / "a", num_samples=3 + i).path) for i, name in enumerate("xyz")]
-    assert main(["compare", *paths, "--out", str(tmp_path / "page.html")]) == 0
-    heads, *_, last = capsys.readouterr().out.splitlines()
+    heads, *_, last = said("compare", *paths, "--out", tmp_path / "page.html").splitlines()
     assert heads.split() == paths
     assert last == str(tmp_path / "page.html")
     assert all(path in (tmp_path / "page.html").read_text() for path in paths)

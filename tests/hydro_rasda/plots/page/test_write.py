@@ -39,6 +39,7 @@ from hydro_rasda.records.report import as_html
 from hydro_rasda.run.run_json import read_asked
 from hydro_rasda.settings.config import TuneConfig
 from hydro_rasda.space.space import describe
+from tests.hydro_rasda.conftest import Said
 from tests.hydro_rasda.journals import SCRIPT, SPACE, Writer, write_run
 
 Sorts = dict[str, RunRecord]
@@ -271,10 +272,9 @@ def test_a_result_whose_folder_is_gone_has_a_page(sorts: Sorts, tmp_path: Path) 
     assert f"Trial {record.best_trial} wins" in Elements(written).text
 
 
-def test_the_command_writes_it(sorts: Sorts, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_it(sorts: Sorts, tmp_path: Path, said: Said) -> None:
     out = tmp_path / "page.html"
-    assert main(["report", str(sorts["single"].path), "--out", str(out)]) == 0
-    assert capsys.readouterr().out == f"{out}\n"
+    assert said("report", sorts["single"].path, "--out", out) == f"{out}\n"
     assert "<title>single" in out.read_text()
     assert main(["report", str(tmp_path)]) == 2
 
