@@ -109,9 +109,10 @@ def found_enough(history: History) -> bool:
 
 
 def found_early(history: History) -> list[int]:
-    """Return the trials whose full-size models are as good as `stop_at` asks, best first, before the race has finalists.
+    """Return the trials whose full-size models are as good as `stop_at` asks, best first.
 
-    They began early, while a heat on surrogates went on, or that heat goes on with more configurations.
+    They began early, while a heat on surrogates went on, or that heat goes on with more configurations. Once finalists
+    are chosen, it returns none.
     """
     if history.settings.stop_at is None or history.at_full_size is not None:
         return []
