@@ -91,7 +91,8 @@ class Task:
         width: Width of a middle heat's surrogates over that of the model; None for the sweep's, or a full-size model.
         heat: "race" for a full-size model. The attributes below have a meaning for it alone.
         seed: Determines the initial weights, and dropout.
-        beside: How many trials are trained to this milestone, itself included: they share the devices.
+        beside: How many trials are trained to this milestone, itself included: they share the devices. It also counts
+            for the user's own loop in the sweep.
         horizon: Epochs over which its schedule runs; None: those of a full training.
         refit: True to train one model on the examples of all folds, without validation.
         averaged: If training averages weights: True to keep the averaged weights, False to keep the last step's.
@@ -130,6 +131,10 @@ class Task:
         """Return a task for each group, under the same key."""
         return [replace(self, groups=(group,)) for group in self.groups]
 
+    def apart(self) -> list[Task]:
+        """Return a task for each group, under its own key."""
+        return [self.of(group) for group in self.groups]
+
     def smaller(self) -> list[Task]:
         """Return tasks that take less memory than this one, each a unit of work with its own key.
 
@@ -142,7 +147,7 @@ class Task:
                 groups = (replace(group, micro_batches=2 * group.micro_batches),)
             else:
                 groups = tuple(group.of(half) for half in evenly(group.members, 2))
-        return [self.of(group) for group in groups]
+        return replace(self, groups=groups).apart()
 
     def of(self, *groups: Group) -> Task:
         """Return a task with only these groups, under its own key."""

@@ -150,17 +150,22 @@ class Dispatcher:
         speeds = measured if len(measured) == len(idle) else {d: widths[m][kind].rate for d, m in machines.items()}
         own = widths[machines[device]]
         waiting = {kind: WaitingKind(of, own[kind], self._steps(of[0])) for kind, of in of_kind.items()}
+        cores = devices.cores(device)
+        if cores > 1 and run.problem.is_own("sweep"):  # the device trains them one after another on each core
+            cores = max(cores, sum(map(len, of_kind.values())))
         groups = [
             replace(group, compiled=self._is_compiled(group, waiting[group.kind], span))
-            for group in next_groups(waiting, devices.cores(device), speeds[device] / sum(speeds.values()))
+            for group in next_groups(waiting, cores, speeds[device] / sum(speeds.values()))
         ]
         members = [number for group in groups for number in group.members]
+        state = self._heat.state
         return Task(
             key=group_key(span, members, self._width),
             groups=tuple(groups),
             sources=tuple(sorted({self._heat.sources[n] for n in members})) if span.start else (),
             span=span,
             copies={n: self._heat.copies[n] for n in members if n in self._heat.copies} if span.start else {},
+            beside=len(state.scores.get(span.stop, ())) + len(state.training_to(span.stop)),
             width=self._width,
         )
 

@@ -75,6 +75,8 @@ class SurrogateHeat(Heat):
 
     def _begin(self) -> bool:
         devices, dispatcher, state = self._devices, self._dispatcher, self.state
+        if not devices.busy():
+            self._queue_again()
         self._begin_good_enough()
         while dispatcher and self._may_begin() and (idle := devices.idle()):
             if (task := dispatcher.next_task(idle[0])) is not None:
@@ -89,6 +91,13 @@ class SurrogateHeat(Heat):
         if not moved and self._race is not None:
             self._begin_race_early(self._race)
         return moved
+
+    def _queue_again(self) -> None:
+        """Queue the trials of a task that its device did not begin."""
+        for number in sorted(self.under_way):
+            if (standing := self.state.training.get(number)) is not None:
+                self._dispatcher.add(number, standing.goal or 0)
+        self.under_way.clear()
 
     def _begin_good_enough(self) -> None:
         """Let trials train at full size at once if their surrogates are as good as `stop_at` asks.
