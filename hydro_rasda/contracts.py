@@ -92,7 +92,8 @@ class Task:
         width: In the middle heat, the width of the surrogates as a ratio of the full width; None in other heats.
         copies: For each trial that goes on with another one's weights and optimizer state, that other one.
         seed: Determines the initial weights, and dropout. This attribute and those below are of full-size models only.
-        beside: How many trials are trained to this milestone, itself included: they share the devices.
+        beside: How many trials are trained to this milestone, itself included: they share the devices. It also counts
+            for surrogates that the user's own loop trains.
         horizon: Epochs over which its schedule runs; None: those of a full training.
         refit: True to train one model on the examples of all folds, without validation.
         averaged: If training averages weights: True to keep the averaged weights, False to keep the last step's.
@@ -140,6 +141,10 @@ class Task:
         """Return a task for each group, under the same key."""
         return [replace(self, groups=(group,)) for group in self.groups]
 
+    def apart(self) -> list[Task]:
+        """Return a task for each group, under its own key."""
+        return [self.of(group) for group in self.groups]
+
     def smaller(self) -> list[Task]:
         """Return tasks that take less memory than this one, each a unit of work with its own key.
 
@@ -152,7 +157,7 @@ class Task:
                 groups = (replace(group, micro_batches=2 * group.micro_batches),)
             else:
                 groups = tuple(group.of(half) for half in evenly(group.members, 2))
-        return [self.of(group) for group in groups]
+        return replace(self, groups=groups).apart()
 
     def of(self, *groups: Group) -> Task:
         """Return a task with only these groups, under its own key."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -106,11 +107,13 @@ class LocalDevice:
         self._problem = run.problem.on(device)
         self._device = DeviceTrainer(self._problem, share=DeviceShare(memory=memory))
         self._tasks: list[Task] = []
+        self._left = set[int]()
         self._training: Generator[Finished, None, None] | None = None
 
     def idle(self, task: Task | None = None) -> Sequence[int]:
         beside = task is not None and all(one.is_full_size for one in (task, *self._tasks))
-        most = self._device.cores if beside else 1
+        # Trainings of the user's own loop may differ in length: each begins as soon as another one has ended.
+        most = 1 if not beside else math.inf if self._problem.is_own("race") else self._device.cores
         return [0] if self._training is None and len(self._tasks) < most else []
 
     def busy(self) -> bool:
@@ -141,16 +144,18 @@ class LocalDevice:
 
     def start(self, device: int, task: Task) -> None:
         self._tasks.append(task)
+        self._left.update(task.members)
 
     def finished(self) -> Sequence[Finished]:
+        """Return the next task, or part of a task, that is done; an empty list if the others do not begin any more."""
         if self._training is None:
             self._training = self._device.train(list(self._tasks), self._work(self._tasks[0].heat))
-        finished = next(self._training)
-        self._tasks.remove(finished.task)
-        if not self._tasks:
+        finished = next(self._training, None)
+        self._left.difference_update(finished.task.members if finished is not None else self._left.copy())
+        if not self._left:
             next(self._training, None)  # let the generator end
-            self._training = None
-        return [finished]
+            self._training, self._tasks = None, []
+        return [] if finished is None else [finished]
 
     def close(self) -> None:
         """End the training and its processes."""

@@ -46,6 +46,8 @@ class BubbleBackend:
     Hosts may come and go before, during and after `tune`. Without a host, `tune` waits, within its time budget. If a
     host ends during a training, the training resumes from its last checkpoint in another bubble.
 
+    A loop of the user's own (`train`) trains here, too, unless a host's guests run with `preempt=False`, as on GPUs.
+
     Args:
         source: A folder that the tuner and the hosts both see. They must all see the run's folder, too.
         groups: The number of groups, or full-size models, that train at the same time, for example one for each rank.
@@ -77,8 +79,6 @@ class BubbleBackend:
     def open(self, run: Run) -> Iterator[Devices]:
         rule = "anything but a `BubbleBackend` for what holds an open file or a connection, which no other process has"
         require(can_be_shared(run.problem), "backend", self, rule)
-        rule = "another one where `train` alone trains the models: hosts' bubbles take fused groups in the sweep"
-        require(not run.problem.is_own("sweep"), "backend", self, rule)
         shared = run.store.path / PROBLEM
         try:
             write_shared(shared, run.problem)

@@ -6,7 +6,7 @@ the run. The next piece resumes from there, in this process of `tune` or, if it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from hydro_rasda.contracts import History, Outcome, Span, Task, group_key
@@ -17,6 +17,11 @@ from hydro_rasda.training.retry_policy import Deaths
 
 _SO_FAR = "so_far"
 """The key, in the checkpoint of a full-size model, of the epochs that the unit has trained so far."""
+
+
+def _loss(metrics: Mapping[str, float], metric: str) -> float:
+    """Return the training loss of an epoch. The user's training function may report none: then it is the metric."""
+    return metrics.get("train_loss", metrics[metric])
 
 
 class GroupWork:
@@ -68,8 +73,8 @@ class GroupWork:
     def _goes_on(self, members: Iterable[int]) -> bool:
         """Return whether a group is to train further: it has epochs left, and not all members have diverged."""
         last = [self.outcome.history[number][-1] for number in members]
-        losses = {"train_loss": [metrics["train_loss"] for _, metrics in last]}
-        return last[0][0] < self.task.span.stop and not diverged(losses)
+        losses = [_loss(metrics, self._run.settings.metric) for _, metrics in last]
+        return last[0][0] < self.task.span.stop and not diverged({"train_loss": losses})
 
     def _keep(self, task: Task, found: Outcome) -> str:
         key, members = self._key(task.members), list(task.members)
@@ -153,8 +158,7 @@ class TargetWork:
     def _goes_on(self) -> bool:
         epoch, metrics = self._history[-1]
         settings = self._run.settings
-        # The user's training function may report no training loss: then the metric must be finite.
-        over = diverged({"train_loss": [metrics.get("train_loss", metrics[settings.metric])]})
+        over = diverged({"train_loss": [_loss(metrics, settings.metric)]})
         return epoch < self.task.span.stop and not over and not settings.good_enough(metrics[settings.metric])
 
     def died(self, task: Task, how: str, deaths: Deaths) -> Sequence[Task]:

@@ -89,6 +89,11 @@ def _opened(
         # If both processes compute at the same time under MPS, the host's kernels get priority.
         torch.cuda.set_stream(torch.cuda.Stream(where, priority=0))
     if not preempt:
+        if given.own_loop is not None:
+            raise ValueError(
+                "`train` cannot train in bubbles with `preempt=False`, as on GPUs: the library does not know where its "
+                "steps begin, so that they would not end with a bubble; use another backend"
+            )
         # A recorded graph would not call the objective, and so no quantum.
         given = replace(given, objective=Quanta(page, where).objective(given.objective)).with_settings(graph=False)
     return GuestTrainer(given, where, 1, notify, lambda: page.leaving)

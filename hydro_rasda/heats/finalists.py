@@ -97,6 +97,17 @@ def finalists_in_time(run: Run, search: Search, copies: Collection[int] = ()) ->
     return finalists
 
 
+def finalists_found(run: Run, search: Search, found: Sequence[int]) -> list[int]:
+    """Return the trials whose full-size models are as good as `stop_at` asks; the sweep goes on for no other trial."""
+    for number in sorted(run.history.sweep.trials):
+        search.close(number)
+    finalists = [*found[: run.settings.race.top_k]]
+    recalled = run.history.entrants == finalists
+    among = tuple(sorted(run.history.trials))
+    run.notify(FinalistsChosen, candidates=among, kept=tuple(finalists), recalled=recalled)
+    return finalists
+
+
 def _all_failed(run: Run, count: int, stop: int, which: str = "") -> AllTrialsFailed:
     metric, journal = run.settings.metric, run.store.path / "journal.jsonl"
     last = [lines[-1] for (heat, _), lines in run.history.metrics.items() if heat == "sweep" and lines]
@@ -202,6 +213,17 @@ def hand_over(run: Run, finalists: Sequence[int]) -> None:
                 record_swept(run, number, _state(run, number))
     if run.history.finalists is not None:
         run.store.discard(run.history.sources.values())
+
+
+def is_found(run: Run, number: int) -> bool:
+    """Tell whether a sweep at full width has trained a model that is as good as `stop_at` asks, and has its weights."""
+    if not run.problem.goes_on or not _goes_on(run, number):
+        return False
+    curve = run.history.curve("sweep", number)
+    last = curve[max(curve)]
+    return run.settings.good_enough(last) or (
+        run.problem.is_own("sweep") and any(map(run.settings.good_enough, curve.values()))
+    )
 
 
 def _goes_on(run: Run, number: int) -> bool:

@@ -40,7 +40,7 @@ class Heat(ABC):
 
     def train(self) -> None:
         """Train until the rule lets no trial go on, or nothing more may begin."""
-        while True:
+        while not self._has_found_enough():
             if self._decide() or self._admit() or self._begin():
                 continue
             if not self._is_under_way() or not self._devices.busy():
@@ -76,6 +76,10 @@ class Heat(ABC):
     @abstractmethod
     def _decided(self, key: str, unit: Unit) -> None:
         """Continue the trials of a decision that the history has just taken in."""
+
+    def _has_found_enough(self) -> bool:
+        """Tell whether a model is as good as `stop_at` asks, so that the heat need not go on."""
+        return False
 
     def _admit(self) -> bool:
         """Admit more trials; return True if some were admitted, or if it became known that there are none."""

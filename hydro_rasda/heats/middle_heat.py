@@ -104,6 +104,8 @@ class MiddleHeat(SurrogateHeat):
     def between(self, swept: Sequence[int]) -> list[int]:
         """Train the best of the sweep to their ends; return the trials that train at full size, best first."""
         run, history, count = self._run, self._run.history, self._plan.finalists
+        if self._has_found_enough():
+            return [*swept]
         if history.finalists is None or len(swept) <= count:  # the sweep ran out of time, or most of its trials failed
             if history.finalists is not None and history.middle_finalists != [*swept]:
                 run.record(MIDDLE_FINALISTS, Unit([*swept]), again=True)
@@ -115,6 +117,8 @@ class MiddleHeat(SurrogateHeat):
             self._announce()
             self.train()
             run.end_heat()
+        if found := self._found():
+            return found[:count]
         return self._ended_in_time(swept) if self.state.training else self._ended(swept)
 
     def _enter(self, swept: Sequence[int]) -> None:

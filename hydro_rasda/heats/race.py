@@ -65,6 +65,7 @@ class Race(Heat):
         self._leader: int | None = None
         self._told = 0
         self._began = False
+        self._begun_early = set[int]()
         self._has_entered = self._is_announced = False
 
     @property
@@ -100,18 +101,19 @@ class Race(Heat):
             end_race(run, finalists)
         return tried_targets(history, finalists)
 
-    def begin_early(self, numbers: Iterable[int], beside: int) -> None:
-        """Let idle devices train trials that may enter the race, up to its first milestone.
+    def begin_early(self, numbers: Iterable[int], beside: int) -> list[int]:
+        """Let idle devices train trials that may enter the race, up to its first milestone; return those that begin.
 
-        No decision uses this training before the trial enters; see `History.early`.
+        No decision uses this training before the trial enters; see `History.early`. A trial begins early only once.
 
         Args:
             beside: How many trials are expected to enter.
         """
         run, history = self._run, self._run.history
+        begun = list[int]()
         if run.problem.goes_on:
-            return
-        known = {*self.under_way, *history.early, *self.state.trials}
+            return begun
+        known = {*self._begun_early, *history.early, *self.state.trials}
         for number in numbers:
             if number in known or history.epochs(self.name, number):
                 continue
@@ -119,8 +121,11 @@ class Race(Heat):
             if run.store.doing.suspected(task.key):
                 continue
             if not (idle := self._devices.idle(task)):
-                return
+                break
             self._start(idle[0], task)
+            begun.append(number)
+        self._begun_early.update(begun)
+        return begun
 
     def _prepare(self) -> bool:
         run, state = self._run, self.state

@@ -7,14 +7,17 @@ train to the same milestone and are then compared at once. So neither the order 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
 from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.contracts import Devices, Finished
+from hydro_rasda.heats.finalists import is_found
 from hydro_rasda.heats.group_queue import Dispatcher
 from hydro_rasda.heats.heat import Heat
 from hydro_rasda.heats.race import Race
+from hydro_rasda.history.full_size import found_early
 from hydro_rasda.history.lines import Unit, failure_line, metric_lines
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import SweepRule, SweepState
@@ -40,6 +43,7 @@ class SurrogateHeat(Heat):
         super().__init__(run, devices, rule)
         self.name, self._race = heat, race
         self._dispatcher = Dispatcher(run, devices, heat, width)
+        self._good_enough: list[int] | None = None
 
     @property
     def state(self) -> SweepState:
@@ -57,8 +61,23 @@ class SurrogateHeat(Heat):
             if number in self.state.training:
                 self._dispatcher.add(number, self.state.training[number].goal or 0)
 
+    def _has_found_enough(self) -> bool:
+        return bool(self._found())
+
+    def _found(self) -> list[int]:
+        """Return the trials whose full-size models are as good as `stop_at` asks; then no other trial goes on."""
+        run = self._run
+        if run.settings.stop_at is None:
+            return []
+        if self._good_enough is None:
+            self._good_enough = self._as_good_as_asked(self.state.trials)
+        return found_early(run.history) or [number for number in self._good_enough if is_found(run, number)]
+
     def _begin(self) -> bool:
         devices, dispatcher, state = self._devices, self._dispatcher, self.state
+        if not devices.busy():
+            self._queue_again()
+        self._begin_good_enough()
         while dispatcher and self._may_begin() and (idle := devices.idle()):
             for device, task in dispatcher.tasks(idle):
                 self._start(device, task)
@@ -74,6 +93,28 @@ class SurrogateHeat(Heat):
         if not moved and self._race is not None:
             self._begin_race_early(self._race)
         return moved
+
+    def _queue_again(self) -> None:
+        """Queue the trials of a task that its device did not begin."""
+        for number in sorted(self.under_way):
+            if (standing := self.state.training.get(number)) is not None:
+                self._dispatcher.add(number, standing.goal or 0)
+        self.under_way.clear()
+
+    def _begin_good_enough(self) -> None:
+        """Let trials train at full size at once if their surrogates are as good as `stop_at` asks.
+
+        A full-size model that is as good ends the run: what the heat would find out costs more than this training.
+        """
+        run = self._run
+        for number in self._race.begin_early(self._good_enough or (), beside=1) if self._race is not None else ():
+            reached = f"{run.settings.metric} of trial {number}'s surrogate is as good as `stop_at` asks"
+            run.say(f"{reached}: it trains at full size, before others go on")
+
+    def _as_good_as_asked(self, numbers: Iterable[int]) -> list[int]:
+        """Return the trials of which some epoch of this heat is as good as `stop_at` asks."""
+        history, good = self._run.history, self._run.settings.good_enough
+        return [n for n in numbers if any(map(good, history.curve(self.name, n).values()))]
 
     def _begin_race_early(self, race: Race) -> None:
         """Let idle devices begin the leaders' full-size models, once all other trials train to the last milestone.
@@ -126,3 +167,6 @@ class SurrogateHeat(Heat):
         more = {"device": finished.device, "copies": copies or None, "behind": behind or None}
         value |= {name: of for name, of in more.items() if of is not None}
         self._hear(task.key, run.record(task.key, Unit(value, lines, finished.outcome.seconds)))
+        if self._good_enough is not None:
+            new = [number for number in task.members if number not in self._good_enough]
+            self._good_enough += self._as_good_as_asked(new)

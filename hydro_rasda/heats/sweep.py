@@ -19,7 +19,7 @@ from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Devices
 from hydro_rasda.heats.chance_baseline import warn_of_chance
 from hydro_rasda.heats.cost_limits import Costs, all_fit
-from hydro_rasda.heats.finalists import finalists_in_time, finalists_of_rule
+from hydro_rasda.heats.finalists import finalists_found, finalists_in_time, finalists_of_rule
 from hydro_rasda.heats.fusion_kinds import find_kinds
 from hydro_rasda.heats.group_queue import cannot_grow, check_copies
 from hydro_rasda.heats.race import Race
@@ -104,7 +104,9 @@ class Sweep(SurrogateHeat):
 
     def finalists(self) -> list[int]:
         """Return the finalists of a sweep that is over or out of time: at most `top_k`, best first."""
-        if self.state.training or self._has_no_time_to_build():
+        if found := self._found():
+            finalists = finalists_found(self._run, self._search, found)
+        elif self.state.training or self._has_no_time_to_build():
             finalists = self._finalists_in_time()
         else:
             finalists = finalists_of_rule(self._run, self._search, self._rule, self.state, self._tell)

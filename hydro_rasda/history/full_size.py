@@ -10,6 +10,7 @@ from hydro_rasda.history.history import DONE, ENTERED, FULL_TRAINING, History, L
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.history.scores import deciding_curve, done_early, kept_of
 from hydro_rasda.schedulers import ExpectedEnd, Race
+from hydro_rasda.schedulers.ranking import ranked
 
 ENDED = "race/ended-by-"
 BY_SCORE = f"{ENDED}score-"
@@ -97,12 +98,28 @@ def run_end(history: History) -> RunEnd:
     chosen, last = history.at_full_size, history.last_of_race
     if chosen is not None and (is_race_over(history, chosen) or last.startswith(BY_SCORE)):
         return "finished"
+    if history.last == last and last.startswith(BY_SCORE):
+        return "finished"
     return "out of time" if history.last == last and last.startswith((DONE, ENDED)) else "open"
 
 
 def found_enough(history: History) -> bool:
-    """Tell whether a full-size model is as good as `stop_at` asks."""
+    """Tell whether a full-size model of the race is as good as `stop_at` asks."""
     return any(history.settings.good_enough(score) for _, score in history.best.values())
+
+
+def found_early(history: History) -> list[int]:
+    """Return the trials whose full-size models are as good as `stop_at` asks, best first.
+
+    They began early, while a heat on surrogates went on, or that heat goes on with more configurations. Once finalists
+    are chosen, it returns none.
+    """
+    if history.settings.stop_at is None or history.at_full_size is not None:
+        return []
+    kept = {number: score for number, (_, score) in history.best.items()}
+    units = {number: unit.value for number, (_, unit) in history.early.items()}
+    kept |= {number: value["best"]["score"] for number, value in units.items() if "best" in value}
+    return [number for number in ranked(kept, history.settings.mode) if history.settings.good_enough(kept[number])]
 
 
 def score_that_ended(key: str) -> float | None:

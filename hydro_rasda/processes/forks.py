@@ -53,12 +53,14 @@ class Crowd:
         cores: Number of cores for all pieces together.
         expected: The expected peak memory of each piece, in bytes.
         took: Called with a piece's position and its measured peak, once it has ended by itself.
+        over: Asked once a piece has begun; if it returns True, no further piece begins.
     """
 
     memory: float
     cores: int
     expected: Sequence[float]
     took: Callable[[int, int], None]
+    over: Callable[[], bool] = lambda: False
 
     def next(self, waiting: Sequence[int], running: Sequence[int], threads: int) -> list[int]:
         """Return the pieces of `waiting` that start now, each on `threads` threads."""
@@ -89,8 +91,9 @@ def imap_forked(
 ) -> Iterator[tuple[int, Any]]:
     """Do each piece of work in a forked process; yield its position, and its result or `Died`, when it is done.
 
-    Pieces that still run when the caller stops the iteration are ended. If a piece raises DamagedCheckpoint, so does
-    this function, because the trials that the piece trains are not at fault.
+    Pieces that still run when the caller stops the iteration are ended. Pieces that `crowd.over` keeps from beginning
+    are left out. If a piece raises DamagedCheckpoint, so does this function, because the trials that the piece trains
+    are not at fault.
 
     Args:
         threads: Number of torch threads of each piece.
@@ -105,6 +108,9 @@ def imap_forked(
     try:
         while running or waiting:
             there = [i for i, _ in running.values()]
+            if crowd is not None and len(waiting) < len(pieces) and waiting and crowd.over():
+                waiting.clear()
+                continue
             for i in crowd.next(waiting, there, threads) if crowd is not None and waiting else tuple(waiting):
                 waiting.remove(i)
                 with _interrupts_put_off():

@@ -389,7 +389,7 @@ class TuneConfig:
         return last_look(milestones(self.first_look, self.max_t, self.race.scaling_factor))
 
     def good_enough(self, score: float) -> bool:
-        """Return whether a full-size model's score is as good as `stop_at`, so that training may end."""
+        """Return whether a score is as good as `stop_at`, so that the training of a full-size model may end."""
         if self.stop_at is None or not math.isfinite(score):
             return False
         return score <= self.stop_at if self.mode == "min" else score >= self.stop_at

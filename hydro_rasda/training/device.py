@@ -140,14 +140,20 @@ class DeviceTrainer:
         return self._paces[heat]
 
     def train(self, tasks: Sequence[Task], work: Work, devices: int = 1) -> Generator[Finished, None, None]:
-        """Train one task of fused groups, or at most `cores` full-size models at the same time.
+        """Train one task of fused groups, or full-size models, of which `cores` train at the same time.
 
         Args:
             devices: Number of devices, this one included, that share the trials of the tasks' milestone.
 
         Yields:
-            Each task when it is done. Full-size models that train at the same time divide the wall time among them.
+            Each task when it is done. Models that train at the same time divide the wall time among them. A task of the
+            user's own loop is yielded in parts, a trial each, so that no trial waits for another. Parts and tasks that
+            have not begun when time is over, or when a score is good enough, are left out.
         """
+        if self._problem.is_own(tasks[0].heat):
+            tasks = [part for task in tasks for part in ([task] if task.is_full_size else task.apart())]
+            yield from self._train_models(tasks, work, devices)
+            return
         if tasks[0].is_full_size:
             yield from self._train_models(tasks, work, devices)
             return
@@ -165,7 +171,7 @@ class DeviceTrainer:
         return joined(self._settled(part, outcomes[i], forked, deaths) for i, part in enumerate(tasks))
 
     def _train_models(self, tasks: Sequence[Task], work: Work, devices: int) -> Iterator[Finished]:
-        """Train full-size models at the same time; with fewer models, each has more threads."""
+        """Train full-size models, or own loops, at the same time; with fewer models, each has more threads."""
         self.forget_group()
         if not self.children:
             yield from (Finished(task, self._train_part(task, work, work.notify)) for task in tasks)
@@ -176,13 +182,13 @@ class DeviceTrainer:
         if fit < min(len(tasks), self.cores):
             lanes = min(lanes, fit)
         forked = partial(self._forked, work=work, threads=max(1, self.cores // lanes))
-        died = []
+        died, beside = [], min(len(tasks), self.cores)
         for i, outcome in forked(tasks):
             if isinstance(outcome, Died):
                 died.append((tasks[i], outcome))
             else:
-                outcome.seconds /= len(tasks)
-                yield Finished(tasks[i], outcome, beside=len(tasks))
+                outcome.seconds /= beside
+                yield Finished(tasks[i], outcome, beside=beside)
         deaths = Deaths()
         yield from (Finished(task, self._settled(task, death, forked, deaths)) for task, death in died)
 
@@ -228,10 +234,19 @@ class DeviceTrainer:
         def took(i: int, peak: int) -> None:
             peaks.learn(*kinds[i], peak)
 
-        crowd = Crowd(self.free, self.cores, [peaks.expected(*kind) for kind in kinds], took)
+        good, enough, is_own = self._problem.settings.good_enough, set[int](), self._problem.is_own(tasks[0].heat)
+
+        def over() -> bool:
+            return is_own and (bool(enough) or work.should_stop())
+
+        crowd = Crowd(self.free, self.cores, [peaks.expected(*kind) for kind in kinds], took, over)
         forked = replace(work, doing=CrashLog())
         pieces = [partial(self._train_part, task, forked) for task in tasks]
-        yield from imap_forked(pieces, threads, work.notify, self._pace_of(tasks[0].heat), crowd, self._relayed)
+        pace, metric = self._pace_of(tasks[0].heat), self._problem.settings.metric
+        for i, outcome in imap_forked(pieces, threads, work.notify, pace, crowd, self._relayed):
+            if isinstance(outcome, Outcome):
+                enough |= {n for n, epochs in outcome.history.items() if any(good(last[metric]) for _, last in epochs)}
+            yield i, outcome
         peaks.keep(self.free / self.cores)
 
     def _at_once(self, tasks: Sequence[Task], work: Work) -> int:

@@ -143,7 +143,7 @@ class SpanWorker(Worker):
         self.history.append((self.iteration, kept))
         self._on_epoch(self.iteration, {name: [value] for name, value in kept.items()})
         score = kept[self._settings.metric]
-        over = not math.isfinite(score) or (self._is_full_size and self._settings.good_enough(score))
+        over = not math.isfinite(score) or (self.width_ratio == 1 and self._settings.good_enough(score))
         self.left = over or self.iteration >= self._stop or (not final and self._should_stop())
 
 

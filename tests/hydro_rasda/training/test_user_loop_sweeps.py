@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,41 @@ def test_who_returns_early_is_compared_by_its_best_epoch(search: Callable[..., T
     narrow = {r.trial: [line["reward"] for line in r.history if line["heat"] == "sweep"] for r in result.trials}
     assert all(len(rewards) == 4 and len({*rewards}) == 1 for rewards in narrow.values())
     assert sum(iteration == 0 for _, iteration in calls) == len(narrow) + 2, "over is over: it is not called again"
+
+
+@pytest.fixture
+def two_cores() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_no_trial_waits_for_a_slower_one(search: Callable[..., TuneResult], tmp_path: Path) -> None:
+    """On two cores, trial 0 trains beside all others of its rung, and the first finalist beside the other three."""
+
+    def slow(worker: Worker) -> None:
+        size = "full" if worker.width_ratio == 1 else "narrow"
+        (tmp_path / f"{size} {worker.trial}").touch()
+        first = min(tmp_path.glob("full *"), key=lambda path: path.stat().st_mtime_ns, default=None)
+        if worker.iteration == 0 and (size == "narrow" and worker.trial == "0"):
+            _wait_for(lambda: len([*tmp_path.glob("narrow *")]) == 6)
+        if worker.iteration == 0 and size == "full" and first is not None and first.name == f"full {worker.trial}":
+            _wait_for(lambda: len([*tmp_path.glob("full *")]) == 4)
+        train(worker)
+
+    result = search(slow, race=RaceConfig(top_k=4))
+    assert result.finished
+    assert not [record for record in result.trials if record.error]
+
+
+def _wait_for(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not holds():
+        if time.monotonic() > until:
+            raise TimeoutError("the other trials wait for this one")
+        time.sleep(0.01)
 
 
 def forks(worker: Worker) -> None:
