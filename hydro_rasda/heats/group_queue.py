@@ -195,22 +195,23 @@ class Dispatcher:
         share = idle.share(first, {machine: of[first].rate for machine, of in widths.items()})
         own = widths[self._devices.machine(device)]
         waiting = {kind: WaitingKind(of, own[kind], self._steps(of[0])) for kind, of in of_kind.items()}
-        cores = self._devices.cores(device)
-        if cores > 1 and run.problem.is_own("sweep"):  # the device trains them one after another on each core
-            cores = max(cores, sum(map(len, of_kind.values())))
+        cores, beside, state = self._devices.cores(device), 1, self._heat.state
+        if run.problem.is_own("sweep"):
+            beside = len(state.scores.get(span.stop, ())) + len(state.training_to(span.stop))
+            if cores > 1:  # the device trains them one after another on each core
+                cores = max(cores, sum(map(len, of_kind.values())))
         groups = [
             replace(group, compiled=True) if self._is_compiled(group, waiting[group.kind], span) else group
             for group in next_groups(waiting, cores, share)
         ]
         members = [number for group in groups for number in group.members]
-        state = self._heat.state
         return Task(
             key=group_key(self._heat.name, span, members),
             groups=tuple(groups),
             sources=tuple(sorted({self._heat.sources[n] for n in members})) if span.start else (),
             span=span,
             heat=self._heat.name,
-            beside=len(state.scores.get(span.stop, ())) + len(state.training_to(span.stop)),
+            beside=beside,
             width=self._width,
             copies={n: self._heat.copies[n] for n in members if n in self._heat.copies} if span.start else {},
         )
