@@ -24,7 +24,7 @@ from hydro_rasda.settings.objectives import split_metrics
 from hydro_rasda.simulator.workload import Floats, Workload
 
 
-class Sweep(NamedTuple):
+class SweepCost(NamedTuple):
     """The cost of the surrogates, on the devices of the past run.
 
     Attributes:
@@ -64,7 +64,7 @@ class PastRun:
     parameters: int | None = None
     gradient_bytes: int = 0
     steps: float | None = None
-    sweep: Sweep | None = None
+    sweep: SweepCost | None = None
     finalists: Workload | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -236,7 +236,7 @@ def _resizes(units: Mapping[str, Unit]) -> list[float]:
     return gaps
 
 
-def _sweep(units: Mapping[str, Unit]) -> Sweep | None:
+def _sweep(units: Mapping[str, Unit]) -> SweepCost | None:
     longest: dict[int, float] = {}
     total = 0.0
     for key, unit in units.items():
@@ -244,7 +244,7 @@ def _sweep(units: Mapping[str, Unit]) -> Sweep | None:
             total += unit.seconds
             longest[int(name[1])] = max(longest.get(int(name[1]), 0.0), unit.seconds)
     epochs = [line["trial"] for unit in units.values() for line in _metrics(unit.lines, "sweep")]
-    return Sweep(len(set(epochs)), total, sum(longest.values()), len(epochs)) if total and epochs else None
+    return SweepCost(len(set(epochs)), total, sum(longest.values()), len(epochs)) if total and epochs else None
 
 
 def _steps(train_data: str, lines: Iterable[Line]) -> float | None:
