@@ -56,15 +56,8 @@ def named_rule(
 ) -> SweepRule:
     """Make the rule of this name.
 
-    Args:
-        name: One of `RULES`.
-        stops: Epochs at which a sweep may drop trials. The sweep ends at the last one.
-        reduction_factor: The factor of successive halving, also within Hyperband.
-        top_k: Number of finalists.
-        explored: Hyperparameters that the rule "pbt" changes.
-
-    Raises:
-        ValueError: If the rule is "pbt" and `explored` is empty.
+    At the epochs `stops`, a sweep may drop trials; it ends at the last one. `explored` are hyperparameters that the
+    rule "pbt" changes; it raises ValueError if there are none.
 
     >>> named_rule("median", (2, 6, 18), 3, "min", 4)
     MedianStopping(last=18, grace_period=2, min_trials=3)

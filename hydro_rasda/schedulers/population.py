@@ -118,12 +118,7 @@ class PopulationBasedTraining(SweepRule):
         return sound[len(sound) - size :] + best_first[len(sound) :], upper
 
     def explore(self, config: Mapping[str, Any], draws: Iterator[float]) -> dict[str, float]:
-        """Return the values that a copy changes.
-
-        Args:
-            config: The configuration of the source.
-            draws: Uniform random numbers in [0, 1); two for each hyperparameter are used.
-        """
+        """Return the values that a copy of `config` changes; two of the `draws` in [0, 1) are used for each."""
         changes: dict[str, float] = {}
         for key, values in self.explored.items():
             anew, which = next(draws) < self.resample, next(draws)
