@@ -95,6 +95,8 @@ def decisions(quick: bool) -> list[Row]:
         problems = [profiles.problem(jobs, seed) for seed in range(seeds)]
         rooms = [Room(f"gpu-{i}", profiles.MEMORY, 1.0) for i in range(gpus)]
         for name, policy in POLICIES.items():
+            if gpus > 16 and policy in (first_fit, first_fit_decreasing):
+                continue  # they look at each GPU in turn
             row["policies"][name] = {
                 "seconds": median(fastest(partial(policy, problem.jobs, rooms), repeats) for problem in problems),
                 "occupancy": median(occupancy(each.jobs, rooms, policy(each.jobs, rooms)) for each in problems),

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
+
+from fusion.width.cgroup_memory import left_in_cgroups
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_HEAP_BLOCK = 32 * 2**20
@@ -75,7 +76,7 @@ def available_memory(device: torch.device) -> int | None:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    known = [_kilobytes("/proc/meminfo", "MemAvailable"), *map(_left_of, _cgroups())]
+    known = [_kilobytes("/proc/meminfo", "MemAvailable"), *left_in_cgroups()]
     return min((left for left in known if left is not None), default=None)
 
 
@@ -83,47 +84,6 @@ def usable_memory(device: torch.device) -> int | None:
     """Return the number of bytes that training on `device` may take; None if the system does not tell."""
     free = available_memory(device)
     return None if free is None else int(_SHARE_OF_FREE_MEMORY * free)
-
-
-CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-
-
-def _cgroups() -> list[Path]:
-    """Return the folders of all cgroups that limit this process's memory (Slurm, containers), the innermost first."""
-    try:
-        lines = [line.strip().split(":", 2) for line in OWN_CGROUPS.read_text().splitlines()]
-    except OSError:
-        return []
-    found = []
-    for _, controllers, path in (line for line in lines if len(line) == 3):
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        top = CGROUPS / "memory" if controllers else CGROUPS
-        own = top / path.lstrip("/")
-        found += [own, *(parent for parent in own.parents if parent == top or top in parent.parents)]
-    return found
-
-
-def _left_of(cgroup: Path) -> int | None:
-    """Return the number of bytes that a cgroup may still take; None if it has no limit.
-
-    Inactive pages of files count as free, because the kernel reclaims them.
-    """
-    for limit, usage, files in _LIMITS:
-        try:
-            most, used = int((cgroup / limit).read_text()), int((cgroup / usage).read_text())
-            parts = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        except (OSError, ValueError):  # no such cgroup, or "max"
-            continue
-        return max(0, most - used + int(parts.get(files, 0)))
-    return None
-
-
-_LIMITS = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
-"""Per version of cgroups: the files with the limit and the usage, and the entry of `memory.stat` for file pages."""
 
 
 def keep_freed_memory() -> bool:

@@ -17,13 +17,9 @@ def next_seed(seed: int) -> int:
 
 
 def derive_seed(*parts: int | str) -> int:
-    """Return a seed for one purpose of a run.
+    """Return a seed in [0, 2**63) for one purpose of a run, the same on every machine.
 
-    Args:
-        parts: Values that identify the purpose, such as the run's seed, "weights" and a trial's number.
-
-    Returns:
-        An integer in [0, 2**63), the same on every machine.
+    The parts identify the purpose, such as the run's seed, "weights" and a trial's number.
 
     >>> derive_seed(0, "weights", 1) == derive_seed(0, "weights", 1) != derive_seed(0, "weights", 2)
     True

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import psutil
 
+from fusion.width.cgroup_memory import left_in_cgroups
 from hydro_rasda.common.argument_checks import check_function, check_is, check_number, require
 from hydro_rasda.packing import nvml
 
@@ -18,14 +19,6 @@ _KEPT = 0.9
 
 _NODES = Path("/dev")
 """The folder of the device files of GPUs; in a container without GPUs, it has no such files."""
-
-_CGROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-
-_LIMITS = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
-"""For both versions of cgroups: the files of limit and usage, and the entry of `memory.stat` for reclaimable pages."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +65,8 @@ def cpu(cores: float | None = None, memory: float | None = None) -> Device:
             of this process.
     """
     cores = len(os.sched_getaffinity(0)) if cores is None else cores
-    memory = _KEPT * _free_memory() if memory is None else memory
+    if memory is None:
+        memory = _KEPT * min([psutil.virtual_memory().available, *left_in_cgroups()])
     # By default, OpenMP starts a thread for each core: one job would then leave no core to others.
     threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
     return Device("cpu", memory, cores, {**threads, nvml.VISIBLE: ""})
@@ -107,29 +101,3 @@ def lister(devices: Devices | None) -> Callable[[], Sequence[Device]]:
         return devices
     require(isinstance(devices, list | tuple) and len(devices) > 0, "devices", devices, rule)
     return partial(list, devices)
-
-
-def _free_memory() -> float:
-    """Return the free bytes of memory. `fusion.width.memory.available_memory` does the same, but imports torch."""
-    return min([float(psutil.virtual_memory().available), *_left_in_cgroups()])
-
-
-def _left_in_cgroups() -> Iterator[float]:
-    """Yield the bytes that each cgroup of this process, and each above it, may still take."""
-    try:
-        lines = [line.strip().split(":", 2) for line in _OWN.read_text().splitlines()]
-    except OSError:
-        return
-    for _, controllers, path in (line for line in lines if len(line) == 3):
-        top = _CGROUPS / "memory" if controllers else _CGROUPS
-        own = top / path.lstrip("/")
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        for group in (own, *(above for above in own.parents if above == top or top in above.parents)):
-            for limit, usage, files in _LIMITS:
-                try:
-                    most, used = (int((group / name).read_text()) for name in (limit, usage))
-                    parts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-                except (OSError, ValueError):  # no such cgroup, or "max"
-                    continue
-                yield max(0, most - used + int(parts.get(files, 0)))

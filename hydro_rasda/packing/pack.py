@@ -49,8 +49,8 @@ def pack(
         devices: The devices to run on; by default the GPUs of this machine, else its cores. GPUs need
             `hydro-rasda[gpu]`. A function is called again and again: jobs of a device that it no longer lists are
             stopped and wait again, and a new device gets jobs.
-        policy: Decides which jobs share a device. By default, a job starts where half of its share is free
-            (`hydro_rasda.schedulers.worst_fit_overcommitted`).
+        policy: Decides which jobs share a device. By default, a job starts where half of its share is free, or a fifth
+            of a GPU (`hydro_rasda.schedulers.worst_fit_overcommitted`).
         mps: True if jobs on a GPU compute at the same time through NVIDIA's Multi-Process Service, each with its
             measured share of threads, rather than in turns. "auto" uses the service if `nvidia-cuda-mps-control` is
             installed and you have not started it yourself (CUDA_MPS_PIPE_DIRECTORY is not set). A fault of one job then

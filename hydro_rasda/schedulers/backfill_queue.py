@@ -121,7 +121,6 @@ class Queue:
 
         Args:
             head: The trial for which free workers are reserved.
-            free: Number of workers that no trial holds.
             spare: Number of workers that remain once the head starts. A trial that needs no more never delays the head.
             shadow: Seconds until the head can start. A trial that ends before that does not delay the head either.
         """

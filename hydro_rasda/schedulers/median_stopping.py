@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from hydro_rasda.common.argument_checks import check_int, require
-from hydro_rasda.schedulers.sweep_rule import Continue, Move, Stop, SweepRule
+from hydro_rasda.schedulers.sweep_rule import Continue, Move, RuleToLast, Stop
 from hydro_rasda.schedulers.sweep_state import Standing, SweepState
 
 
 @dataclass(frozen=True)
-class MedianStopping(SweepRule):
+class MedianStopping(RuleToLast):
     """Stop a trial whose best score is worse than the median of the other trials' average scores up to its epoch.
 
     An epoch is decided when all trials on their way to it are there, or when a device is idle.
@@ -70,10 +70,6 @@ class MedianStopping(SweepRule):
         sign = 1.0 if sweep.mode == "min" else -1.0
         best = min(sign * score for score in trial.curve.values() if math.isfinite(score))
         return best > sign * _median_without(in_order, own)
-
-    def epochs(self, sweep: SweepState) -> int:
-        """Return the epochs that all trials train at most. In fact, about half of them stop."""
-        return (len(sweep.trials) + sweep.left) * self.last
 
 
 def _median_without(in_order: Sequence[float], at: int | None) -> float:

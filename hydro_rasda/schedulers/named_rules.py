@@ -12,12 +12,12 @@ from hydro_rasda.schedulers.halving_and_hyperband import Bracket, Hyperband, Suc
 from hydro_rasda.schedulers.median_stopping import MedianStopping
 from hydro_rasda.schedulers.population import Explored, PopulationBasedTraining
 from hydro_rasda.schedulers.ranking import Mode
-from hydro_rasda.schedulers.sweep_rule import Continue, Move, SweepRule
+from hydro_rasda.schedulers.sweep_rule import Continue, Move, RuleToLast, SweepRule
 from hydro_rasda.schedulers.sweep_state import SweepState
 
 
 @dataclass(frozen=True)
-class NoStopping(SweepRule):
+class NoStopping(RuleToLast):
     """Train all trials to the epoch `last`; the best of them become the finalists.
 
     Attributes:
@@ -34,9 +34,6 @@ class NoStopping(SweepRule):
     def decide(self, sweep: SweepState) -> Mapping[int, Move]:
         every, behind = self.every or self.last, [trial for trial in sweep.waiting.values() if trial.epoch < self.last]
         return {trial.number: Continue(min(self.last, trial.epoch + every)) for trial in behind}
-
-    def epochs(self, sweep: SweepState) -> int:
-        return (len(sweep.trials) + sweep.left) * self.last
 
 
 RuleName = Literal["halving", "hyperband", "median", "none", "pbt", "epsilon-net"]
@@ -56,15 +53,8 @@ def named_rule(
 ) -> SweepRule:
     """Make the rule of this name.
 
-    Args:
-        name: One of `RULES`.
-        stops: Epochs at which a sweep may drop trials. The sweep ends at the last one.
-        reduction_factor: The factor of successive halving, also within Hyperband.
-        top_k: Number of finalists.
-        explored: Hyperparameters that the rule "pbt" changes.
-
-    Raises:
-        ValueError: If the rule is "pbt" and `explored` is empty.
+    At the epochs `stops`, a sweep may drop trials; it ends at the last one. `explored` are hyperparameters that the
+    rule "pbt" changes; it raises ValueError if there are none.
 
     >>> named_rule("median", (2, 6, 18), 3, "min", 4)
     MedianStopping(last=18, grace_period=2, min_trials=3)

@@ -103,7 +103,6 @@ def places(
     """Return each trial's place, 0 for the first; NaN for a trial with a value that is not finite.
 
     Args:
-        points: Values of the objectives, by trial.
         violations: Maps each trial that breaks a constraint to the size of its violation.
         spread: The order within a front. With "crowding", the least crowded come first; see also `epsilon_net`.
 

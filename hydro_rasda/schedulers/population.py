@@ -15,7 +15,7 @@ from typing import Any
 
 from hydro_rasda.common.argument_checks import check_int, is_number, require
 from hydro_rasda.schedulers.ranking import Mode, ranked
-from hydro_rasda.schedulers.sweep_rule import Continue, Move, Stop, SweepRule
+from hydro_rasda.schedulers.sweep_rule import Continue, Move, RuleToLast, Stop
 from hydro_rasda.schedulers.sweep_state import SweepState
 
 
@@ -50,7 +50,7 @@ Explored = Mapping[str, Range | Sequence[float]]
 
 
 @dataclass(frozen=True)
-class PopulationBasedTraining(SweepRule):
+class PopulationBasedTraining(RuleToLast):
     """Replace the worst trials by copies of the best trials at every interval, and change the copies' hyperparameters.
 
     A trial that diverged or failed is replaced, too. All trials are decided together: a device waits at the end of an
@@ -118,12 +118,7 @@ class PopulationBasedTraining(SweepRule):
         return sound[len(sound) - size :] + best_first[len(sound) :], upper
 
     def explore(self, config: Mapping[str, Any], draws: Iterator[float]) -> dict[str, float]:
-        """Return the values that a copy changes.
-
-        Args:
-            config: The configuration of the source.
-            draws: Uniform random numbers in [0, 1); two for each hyperparameter are used.
-        """
+        """Return the values that a copy of `config` changes; two of the `draws` in [0, 1) are used for each."""
         changes: dict[str, float] = {}
         for key, values in self.explored.items():
             anew, which = next(draws) < self.resample, next(draws)
@@ -138,9 +133,6 @@ class PopulationBasedTraining(SweepRule):
                 neighbour = values.index(value) + _chosen((-1, 1), which)
                 changes[key] = values[min(max(neighbour, 0), len(values) - 1)]
         return changes
-
-    def epochs(self, sweep: SweepState) -> int:
-        return (len(sweep.trials) + sweep.left) * self.last
 
 
 def _holds_values(values: object) -> bool:

@@ -92,6 +92,16 @@ class SweepRule(ABC):
         return (len(sweep.trials) + sweep.left) * sweep.max_t
 
 
+class RuleToLast(SweepRule):
+    """A rule under which the sweep ends at the epoch `last`."""
+
+    last: int
+
+    def epochs(self, sweep: SweepState) -> int:
+        """Return the epochs of all trials if none stops."""
+        return (len(sweep.trials) + sweep.left) * self.last
+
+
 CHANGEABLE = ("lr", "momentum", "weight_decay", "beta1", "beta2", "eps")
 """Hyperparameters that may change during a training, even if a configuration lacks them."""
 

@@ -177,7 +177,6 @@ class SweepState:
         """Note that a trial reached the milestone that it was on its way to, or ended before it.
 
         Args:
-            curve: The metric by epoch.
             score: The score that is compared at the milestone; None for the metric there.
             averaged: The score of the trial's averaged weights there, if another score is compared.
         """

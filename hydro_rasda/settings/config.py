@@ -20,14 +20,12 @@ from hydro_rasda.common.argument_checks import (
 )
 from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.seeds import MOST_SEED
-from hydro_rasda.schedulers.median_stopping import MedianStopping
 from hydro_rasda.schedulers.milestones import last_look, milestones, race_milestones, sweep_milestones
-from hydro_rasda.schedulers.named_rules import RULES, NoStopping, RuleName
+from hydro_rasda.schedulers.named_rules import RULES, RuleName
 from hydro_rasda.schedulers.pareto import Spread
-from hydro_rasda.schedulers.population import PopulationBasedTraining
 from hydro_rasda.schedulers.ranking import Mode as Mode
 from hydro_rasda.schedulers.rasda import GROW, Grow
-from hydro_rasda.schedulers.sweep_rule import SweepRule
+from hydro_rasda.schedulers.sweep_rule import RuleToLast, SweepRule
 from hydro_rasda.settings.objectives import Comparison, Constraints, Objectives, bounds_of, check_constraints
 
 if TYPE_CHECKING:
@@ -54,8 +52,6 @@ MOST_WORKERS = 1024
 GLOBAL_BATCH = "global_batch_size"
 """Key of reports and of a trial's history: the number of examples in a step over all workers."""
 LR_RULES: tuple[str, ...] = ("auto", "paper", "linear", "sqrt", "none")
-WITH_LAST = (MedianStopping, NoStopping, PopulationBasedTraining)
-"""Rules whose `last` is the epoch at which the sweep ends."""
 FULL_TRAININGS = 3.0
 """Default budget of the race. Each further seed of the finalists needs as much again."""
 UNSPLIT: Mapping[str, tuple[Callable[[object], bool], str]] = {
@@ -323,7 +319,7 @@ class TuneConfig:
         require(isinstance(sweep, SweepConfig), "sweep", sweep, "a `SweepConfig`")
         require(isinstance(race, RaceConfig), "race", race, "a `RaceConfig`")
         require(sweep.grace_period <= self.max_t, "sweep.grace_period", sweep.grace_period, at_most)
-        last = sweep.rule.last if isinstance(sweep.rule, WITH_LAST) else 1
+        last = sweep.rule.last if isinstance(sweep.rule, RuleToLast) else 1
         require(last <= self.max_t, "sweep.rule", sweep.rule, f"one whose `last` is {at_most}")
         require((race.grace_period or 1) <= self.max_t, "race.grace_period", race.grace_period, at_most)
         rule = "None where `race.keep` is 'last': one that trained longer would win"

@@ -86,10 +86,6 @@ class Cluster:
     def uniform(cls, gpus: int, gpus_per_node: int = 4) -> Cluster:
         """Return a cluster of equal nodes. The last node may have fewer GPUs.
 
-        Args:
-            gpus: GPUs of all nodes together.
-            gpus_per_node: GPUs of each node but the last.
-
         >>> Cluster.uniform(10, 4).kinds
         (NodeKind(nodes=2, gpus=4, speed=1.0), NodeKind(nodes=1, gpus=2, speed=1.0))
         """

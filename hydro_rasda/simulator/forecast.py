@@ -29,9 +29,6 @@ def simulate(plan: AnyPlan, workload: Workload, cluster: Cluster, cost: CostMode
         cost: The time that epochs, restarts and checkpoints take.
         seed: Determines epoch noise, slow nodes and failures. The same arguments give the same outcome.
 
-    Returns:
-        Run time, GPU time and the outcome of each trial.
-
     Raises:
         ValueError: if the curves are shorter than `max_t`, the rule's mode differs from the workload's, a new trial
             needs more workers than there are, or `plan.resize` returns less than 1.

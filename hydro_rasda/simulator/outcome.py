@@ -134,12 +134,7 @@ class Spending(NamedTuple):
 
 
 def spending(outcome: Outcome, cost: CostModel, workers: int, gpus_per_node: int) -> Spending:
-    """Split the GPU time of a search by use.
-
-    Args:
-        workers: Number of workers of a new trial.
-        gpus_per_node: Used to place each trial on as few nodes as possible.
-    """
+    """Split the GPU time of a search by use. A new trial has `workers`; each trial is on as few nodes as possible."""
 
     @cache
     def epoch(count: int) -> float:
@@ -159,8 +154,7 @@ def spending(outcome: Outcome, cost: CostModel, workers: int, gpus_per_node: int
 def why(slower: Spending, faster: Spending, epochs: tuple[float, float], gpus: int) -> str:
     """Say in words what makes up most of the time by which a search is slower than another on the same cluster.
 
-    Args:
-        epochs: Number of epochs of the slower and of the faster search.
+    `epochs` are those of the slower and of the faster search.
     """
     more = {name: getattr(slower, name) - getattr(faster, name) for name in Spending._fields}
     most = max(more, key=more.__getitem__)

@@ -17,6 +17,7 @@ import numpy as np
 
 from fusion.keys import read
 from hydro_rasda.history.full_size import trained_spans
+from hydro_rasda.history.history import GROUP
 from hydro_rasda.history.lines import Unit, score_in
 from hydro_rasda.run.journal import JOURNAL, read_units
 from hydro_rasda.run.run_json import SPEC, read_spec
@@ -24,7 +25,7 @@ from hydro_rasda.settings.objectives import split_metrics
 from hydro_rasda.simulator.workload import Floats, Workload
 
 
-class Sweep(NamedTuple):
+class SweepCost(NamedTuple):
     """The cost of the surrogates, on the devices of the past run.
 
     Attributes:
@@ -64,7 +65,7 @@ class PastRun:
     parameters: int | None = None
     gradient_bytes: int = 0
     steps: float | None = None
-    sweep: Sweep | None = None
+    sweep: SweepCost | None = None
     finalists: Workload | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -134,8 +135,6 @@ BYTES_PER_PARAMETER = {"torch.float64": 8, "torch.float32": 4, "torch.bfloat16":
 
 # Resolution in seconds of the times in a journal.
 _RESOLUTION = 1e-4
-
-_SWEEP_UNIT = re.compile(r"sweep/to-(\d+)/(?:.*/)?group-.*")
 
 Line = Mapping[str, Any]
 
@@ -236,28 +235,24 @@ def _resizes(units: Mapping[str, Unit]) -> list[float]:
     return gaps
 
 
-def _sweep(units: Mapping[str, Unit]) -> Sweep | None:
+def _sweep(units: Mapping[str, Unit]) -> SweepCost | None:
     longest: dict[int, float] = {}
     total = 0.0
     for key, unit in units.items():
-        if name := _SWEEP_UNIT.fullmatch(key):
+        if name := GROUP.fullmatch(key):
             total += unit.seconds
-            longest[int(name[1])] = max(longest.get(int(name[1]), 0.0), unit.seconds)
+            stop = int(name["stop"])
+            longest[stop] = max(longest.get(stop, 0.0), unit.seconds)
     epochs = [line["trial"] for unit in units.values() for line in _metrics(unit.lines, "sweep")]
-    return Sweep(len(set(epochs)), total, sum(longest.values()), len(epochs)) if total and epochs else None
+    return SweepCost(len(set(epochs)), total, sum(longest.values()), len(epochs)) if total and epochs else None
 
 
 def _steps(train_data: str, lines: Iterable[Line]) -> float | None:
     """Return the steps of an epoch, for data described as "tensors (256, 8) float32, ..." or "MyDataset of 256"."""
     length = re.match(r"tensors \((\d+)", train_data) or re.search(r" of (\d+)$", train_data)
-    sizes = [_batch_size(line["config"]) for line in lines if line["event"] == "trial"]
+    default = read({}, "batch_size")
+    sizes = [int(line["config"].get("batch_size", default)) for line in lines if line["event"] == "trial"]
     return max(1.0, int(length[1]) / median(sizes)) if length and sizes else None
-
-
-def _batch_size(config: Mapping[str, Any]) -> int:
-    if "batch_size" in config:
-        return int(config["batch_size"])
-    return int(read(config, "batch_size"))
 
 
 def _size(text: str) -> tuple[int, int]:

@@ -63,15 +63,7 @@ class Rule(Protocol[StateT]):
 
 
 class FixedWorkers(RASDA):
-    """Halving in time only: plain ASHA, or synchronous halving if the halving has `wait=math.inf`.
-
-    Args:
-        halving: Decides which trials continue.
-        workers: Number of workers of each trial, from start to end.
-
-    Raises:
-        ValueError: if `workers` is not an integer above 0.
-    """
+    """Halving in time only: plain ASHA, or synchronous halving if the halving has `wait=math.inf`."""
 
     def __init__(self, halving: AsyncSuccessiveHalving, workers: int = 1) -> None:
         horizon = halving.max_t, halving.grace_period

@@ -152,11 +152,8 @@ class CostModel:
 def all_reduce(size: float, members: int, link: Link) -> float:
     """Return the seconds of a ring all-reduce: `2 (n - 1) / n * size / bandwidth + 2 (n - 1) * latency` for n members.
 
-    Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
-
-    Args:
-        size: Bytes that each member has.
-        members: Number of members.
+    Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009). Each member has
+    `size` bytes.
 
     >>> all_reduce(1e9, 4, Link(bandwidth=1e9, latency=0.25))
     3.0

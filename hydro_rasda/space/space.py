@@ -172,8 +172,7 @@ def derived(value: Any) -> bool:
 def longest_warmup(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], epochs: int) -> float:
     """Return the longest warm-up, in epochs, that a space allows or that one of its configurations `configs` has.
 
-    Args:
-        epochs: Epochs of a training, of which `warmup` is a share.
+    `warmup` is a share of `epochs`, those of a training.
     """
     bounds = [*reached("warmup_epochs", space), *(epochs * share for share in reached("warmup", space))]
     return max([0.0, *map(float, bounds), *(warmup_epochs(config, epochs) for config in configs)])

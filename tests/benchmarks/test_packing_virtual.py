@@ -32,10 +32,10 @@ def test_one_after_another_and_side_by_side() -> None:
 
 
 def test_neighbours_slow_each_other_until_one_of_them_ends() -> None:
-    """Two of 0.6 get on at 5/6 each; the first is over after 36 s, when the second has 30 s of its 60 left."""
-    jobs = [Job("short", 4, 0.6, 30), Job("long", 4, 0.6, 60)]
+    """Two of 0.75 get on at 2/3 each; the first is over after 45 s, when the second has 30 s of its 60 left."""
+    jobs = [Job("short", 4, 0.75, 30), Job("long", 4, 0.75, 60)]
     outcome = simulate_packing(worst_fit_overcommitted, jobs, [Machine("gpu", 40)], NONE)
-    assert outcome.ended == pytest.approx({"short": 36, "long": 66})
+    assert outcome.ended == pytest.approx({"short": 45, "long": 75})
     assert math.isnan(outcome.busy)
 
 

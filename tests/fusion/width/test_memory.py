@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusion.width import memory
+from fusion.width import cgroup_memory, memory
 from fusion.width.memory import available_memory, keep_freed_memory
 
 CPU = torch.device("cpu")
@@ -67,8 +67,8 @@ def test_a_limit_of_a_job_or_a_container_counts(
     for name, content in files.items():
         (tmp_path / folder / name).write_text(str(content))
     (tmp_path / folder / "memory.stat").write_text("inactive_file 1024\ntotal_inactive_file 1024\n")
-    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
-    monkeypatch.setattr(memory, "OWN_CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(cgroup_memory, "CGROUPS", tmp_path)
+    monkeypatch.setattr(cgroup_memory, "OWN_CGROUPS", tmp_path / "cgroup")
     monkeypatch.setattr(memory, "_kilobytes", lambda path, field: 64 * GIB)
     assert available_memory(CPU) == GIB + 1024
 

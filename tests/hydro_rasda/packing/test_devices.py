@@ -167,7 +167,7 @@ def test_what_processes_take_of_a_gpu(nvml: Nvml, tmp_path: Path, monkeypatch: p
 
 def test_a_line_of_a_processs_cgroups_that_is_none_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cgroup").write_text("\n0::/\n")
-    monkeypatch.setattr("hydro_rasda.packing.devices._OWN", tmp_path / "cgroup")
+    monkeypatch.setattr("fusion.width.cgroup_memory.OWN_CGROUPS", tmp_path / "cgroup")
     assert cpu().memory > 0
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from hydro_rasda.schedulers.packing_policy import (
-    ENOUGH,
     SLACK,
     Job,
     Placed,
@@ -15,6 +14,7 @@ from hydro_rasda.schedulers.packing_policy import (
     Room,
     first_fit,
     first_fit_decreasing,
+    needed_of,
     one_a_device,
     worst_fit,
     worst_fit_decreasing,
@@ -26,7 +26,11 @@ POLICIES = [first_fit, first_fit_decreasing, worst_fit, worst_fit_decreasing]
 
 
 def slowly(
-    jobs: Sequence[Job], rooms: Sequence[Room], worst: bool, decreasing: bool, enough: float = 1.0
+    jobs: Sequence[Job],
+    rooms: Sequence[Room],
+    worst: bool,
+    decreasing: bool,
+    needed_of: Callable[[float], float] = float,
 ) -> list[Placed]:
     """The definitions: look at every device for every job."""
     if decreasing:
@@ -34,7 +38,7 @@ def slowly(
     free = {room.device: [room.memory + SLACK, room.compute + SLACK] for room in rooms}
     placed = []
     for job in jobs:
-        fits = [device for device, (m, c) in free.items() if job.memory <= m and enough * job.compute <= c]
+        fits = [device for device, (m, c) in free.items() if job.memory <= m and needed_of(job.compute) <= c]
         if fits:
             device = max(fits, key=lambda device: free[device][1]) if worst else fits[0]
             free[device][0] -= job.memory
@@ -50,7 +54,7 @@ def test_a_policy_is_what_the_paper_says(policy: Policy, jobs: int, rooms: int) 
     for seed in range(10):
         problem = a_problem(jobs, rooms, seed)
         assert policy(*problem) == slowly(*problem, worst, decreasing)
-        assert worst_fit_overcommitted(*problem) == slowly(*problem, True, True, ENOUGH)
+        assert worst_fit_overcommitted(*problem) == slowly(*problem, True, True, needed_of)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -129,3 +133,9 @@ def test_a_gap_is_filled_beyond_what_there_is_and_a_full_device_left_alone() -> 
     assert [device for _, device in placed] == ["gpu"] * 3
     large = [job._replace(memory=15) for job in jobs]
     assert len(worst_fit_overcommitted(large, [Room("gpu", 40, 1)])) == 2
+
+
+def test_two_large_jobs_share_a_device_only_if_the_gap_is_large() -> None:
+    for share, started in ((0.75, 2), (0.85, 1)):
+        jobs = [Job(name, 1, share, 60) for name in "ab"]
+        assert len(worst_fit_overcommitted(jobs, [Room("gpu", 40, 1)])) == started

@@ -23,7 +23,7 @@ from hydro_rasda.simulator import (
     Workload,
     simulate,
 )
-from tests.hydro_rasda.simulator.other_rules import FillCluster, VaryingFactors, WhilePaying
+from tests.hydro_rasda.simulator.other_rules import VaryingFactors, WhilePaying, fill_cluster
 
 PLANS: dict[str, AnyPlan] = {
     "ASHA": Plan(FixedWorkers(AsyncSuccessiveHalving(27, 1, 3), 2)),
@@ -31,7 +31,7 @@ PLANS: dict[str, AnyPlan] = {
     "capped": Plan(RASDA(27, 2, 3, 2, 2, max_workers=8), patience=2),
     "varying": Plan(VaryingFactors((2, 5, 11, 27), (4, 2, 2), (2, 4, 1), 2)),
     "paying": Plan(RASDA(27, 1, workers=2), WhilePaying(0.8)),
-    "filling": Plan(RASDA(27, 3, workers=2), FillCluster(), patience=1),
+    "filling": Plan(RASDA(27, 3, workers=2), fill_cluster, patience=1),
 }
 
 CLUSTERS = {

@@ -24,7 +24,7 @@ from hydro_rasda.simulator import (
     simulate,
     synchronous_halving,
 )
-from tests.hydro_rasda.simulator.other_rules import FillCluster, VaryingFactors, WhilePaying
+from tests.hydro_rasda.simulator.other_rules import VaryingFactors, WhilePaying, fill_cluster
 
 TEN_SECONDS = CostModel(step_seconds=1.0, steps=10)
 """An epoch on one worker; on two it takes 5 s."""
@@ -40,7 +40,7 @@ PLANS: dict[str, AnyPlan] = {
     "RASDA": Plan(RASDA(40, 5, workers=2)),
     "varying": Plan(VaryingFactors((5, 10, 20, 40), (4, 2, 2), (2, 4, 1), 2)),
     "paying": Plan(RASDA(40, 5, workers=2), WhilePaying(0.8)),
-    "filling": Plan(RASDA(40, 5, workers=2), FillCluster()),
+    "filling": Plan(RASDA(40, 5, workers=2), fill_cluster),
     "waiting": Plan(RASDA(40, 5, workers=2, wait=0.1)),
     "efficient": Plan(RASDA(40, 5, workers=2, wait=0.1, grow="efficient")),
     "synchronous": Plan(synchronous_halving(40, 5, 2, 2)),

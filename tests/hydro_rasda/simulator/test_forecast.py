@@ -14,7 +14,7 @@ from hydro_rasda.simulator import (
     Plan,
     Scenario,
     Spending,
-    Sweep,
+    SweepCost,
     Workload,
     forecast,
     power_law,
@@ -92,7 +92,7 @@ def test_tune_sweeps_first_as_long_as_its_slowest_groups_or_its_share_of_all() -
     """Twice the trials take twice the device time, on GPUs of twice the speed; two finalists train for 8 h / 2."""
     run = replace(
         HOURLY,
-        sweep=Sweep(trials=8, device_seconds=7200.0, longest=3600.0, epochs=24),
+        sweep=SweepCost(trials=8, device_seconds=7200.0, longest=3600.0, epochs=24),
         finalists=power_law(trials=2, epochs=8, seed=1),
         settings={
             "max_t": 8,

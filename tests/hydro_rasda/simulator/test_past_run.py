@@ -9,7 +9,7 @@ import pytest
 
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.run.run_folder import Store
-from hydro_rasda.simulator import Sweep, read_past_run
+from hydro_rasda.simulator import SweepCost, read_past_run
 from hydro_rasda.simulator.past_run import continued
 
 NAN, INF = np.nan, np.inf
@@ -179,7 +179,7 @@ def test_the_sweep_and_its_finalists(tmp_path: Path) -> None:
         store.record("sweep/to-3/from-1/group-0", Unit(None, lines, 4.0))
         train(store, 0, 4, each=10.0)
     run = read_past_run(tmp_path / "run")
-    assert run.sweep == Sweep(trials=3, device_seconds=12.0, longest=5.0 + 4.0, epochs=5)
+    assert run.sweep == SweepCost(trials=3, device_seconds=12.0, longest=5.0 + 4.0, epochs=5)
     assert run.workload.trials == 3
     assert run.finalists is not None
     assert run.finalists.scores.tolist() == [[1, 1 / 2, 1 / 3, 1 / 4]]

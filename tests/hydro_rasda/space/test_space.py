@@ -20,41 +20,13 @@ from hydro_rasda import choice, grid_search, loguniform, qloguniform, quniform, 
 from hydro_rasda.heats.search import check_first
 from hydro_rasda.space.space import check_config, check_space, describe, has_shares, longest_warmup, sample
 
-EVERY_DOMAIN: dict[str, Any] = {
+DOMAINS: dict[str, Any] = {
     "lr": loguniform(1e-4, 1.0),
-    "uniform": uniform(-1.0, 1.0),
-    "quniform": quniform(0.0, 1.0, 0.25),
-    "qloguniform": qloguniform(0.1, 10.0, 0.1),
     "randint": randint(2, 5),
-    "choice": choice(["a", "b"]),
-    "constant": 7,
     "nested": {"inner": uniform(0.0, 1.0), "constant": "c"},
-    "listed": [uniform(2.0, 3.0), randint(0, 9)],
     "mapped": [choice([{"kind": "x", "value": uniform(4.0, 5.0)}])],
     "derived": sample_from(lambda config: 2 * config["lr"]),
 }
-
-
-def test_every_domain_is_sampled_within_its_bounds() -> None:
-    configs = sample(EVERY_DOMAIN, 200, seed=0)
-    assert len(configs) == 200
-    for config in configs:
-        assert set(config) == set(EVERY_DOMAIN)
-        assert 1e-4 <= config["lr"] <= 1
-        assert -1 <= config["uniform"] < 1
-        assert config["quniform"] in (0.0, 0.25, 0.5, 0.75, 1.0)
-        assert config["qloguniform"] == pytest.approx(round(config["qloguniform"], 1))
-        assert config["randint"] in (2, 3, 4)
-        assert config["choice"] in ("a", "b")
-        assert config["constant"] == 7
-        assert 0 <= config["nested"]["inner"] < 1
-        assert config["nested"]["constant"] == "c"
-        assert 2 <= config["listed"][0] < 3
-        assert 4 <= config["mapped"][0]["value"] < 5
-        assert config["derived"] == 2 * config["lr"]
-    assert {config["randint"] for config in configs} == {2, 3, 4}
-    # Log-uniform over four decades: a half lies below the geometric mean, 0.01.
-    assert np.mean([config["lr"] < 1e-2 for config in configs]) == pytest.approx(0.5, abs=0.1)
 
 
 def test_values_are_pythons_own_numbers() -> None:
@@ -73,12 +45,12 @@ def test_grid_is_sampled_whole_num_samples_times() -> None:
 
 
 def test_one_seed_one_sample() -> None:
-    assert sample(EVERY_DOMAIN, 5, seed=3) == sample(EVERY_DOMAIN, 5, seed=3)
-    assert sample(EVERY_DOMAIN, 5, seed=3) != sample(EVERY_DOMAIN, 5, seed=4)
+    assert sample(DOMAINS, 5, seed=3) == sample(DOMAINS, 5, seed=3)
+    assert sample(DOMAINS, 5, seed=3) != sample(DOMAINS, 5, seed=4)
 
 
 def test_fewer_samples_are_the_first_of_more() -> None:
-    assert sample(EVERY_DOMAIN, 8, seed=0)[:3] == sample(EVERY_DOMAIN, 3, seed=0)
+    assert sample(DOMAINS, 8, seed=0)[:3] == sample(DOMAINS, 3, seed=0)
 
 
 def from_global_generators(config: dict[str, Any]) -> list[float]:
