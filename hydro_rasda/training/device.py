@@ -224,7 +224,7 @@ class DeviceTrainer:
         following = deaths.of(task, outcome.how)
         if isinstance(following, Outcome):
             return following
-        return joined(self._settled(part, _alone(forked, part), forked, deaths) for part in following)
+        return joined(self._settled(part, dict(forked([part]))[0], forked, deaths) for part in following)
 
     def _forked(self, tasks: Sequence[Task], work: Work, threads: int) -> Iterator[tuple[int, Any]]:
         """Train tasks in a process each, as many at the same time as fit memory and cores, and learn what they take."""
@@ -265,10 +265,6 @@ class DeviceTrainer:
 
 _Forked = Callable[[Sequence[Task]], Iterator[tuple[int, Any]]]
 """A function that trains tasks at the same time, each in its own process, so that a crash does not end this one."""
-
-
-def _alone(forked: _Forked, task: Task) -> Any:
-    return next(outcome for _, outcome in forked([task]))
 
 
 @dataclass(frozen=True)

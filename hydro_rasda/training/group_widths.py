@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -430,13 +430,7 @@ class _Surrogates(Sequence[nn.Module]):
     def __len__(self) -> int:
         return len(self._trials)
 
-    @overload
-    def __getitem__(self, at: int) -> nn.Module: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> list[nn.Module]: ...
-
-    def __getitem__(self, at: int | slice) -> nn.Module | list[nn.Module]:
+    def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
             return [self[i] for i in range(len(self))[at]]
         if at not in self._built:

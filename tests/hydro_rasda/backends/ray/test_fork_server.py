@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
@@ -225,7 +226,8 @@ def test_a_job_trains_what_its_modules_say_now(tmp_path: Path, monkeypatch: pyte
     finally:
         sys.modules.pop("module_of_a_script", None)
         for server in {int(server) for server, _ in told}:
-            os.kill(server, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):  # on a busy machine, the first has been idle for a minute
+                os.kill(server, signal.SIGTERM)
     assert [version for _, version in told] == ["old", "edited"]
 
 
