@@ -301,9 +301,9 @@ class Finished:
 class Devices(Protocol):
     """Devices that a backend opens for a run.
 
-    A device trains one task of groups at a time, or several full-size models at the same time. These models begin
-    together, at the latest when `finished` is called. The backend decides how many models train on a device, and which
-    further devices a full-size model gets.
+    A device trains one task of groups at a time, or several full-size models (`Task.is_full_size`) at the same time.
+    These models begin together, at the latest when `finished` is called. The backend decides how many models train on a
+    device, and which further devices a full-size model gets.
     """
 
     def idle(self, task: Task | None = None) -> Sequence[int]:
@@ -341,7 +341,7 @@ class Devices(Protocol):
     def plan(
         self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None
     ) -> Mapping[str, Widths]:
-        """Return for each kind how a device should group the trials, on surrogates of the width ratio `width`.
+        """Return for each kind how a device should group the trials; `width` is as in the tasks of their heat.
 
         If the device's process ends meanwhile, the device is not idle. If its machine ends, the answer is empty.
         """

@@ -13,7 +13,7 @@ import pytest
 RAY = re.compile(
     r"tests/hydro_rasda/backends/(ray/"
     r"|test_contract\.py::test_two_devices_on_ray"
-    r"|test_elastic_pool\.py::.*\[ray"
+    r"|test_ranks_of_a_pool\.py::.*\[ray"
     r"|test_either_backend\.py)"
     r"|tests/benchmarks/vs_asha/test_cell\.py::test_rays_asha"
     r"|tests/test_examples\.py::test_(digits_on_ray|the_ray_script)"

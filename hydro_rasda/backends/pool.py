@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
 
+from hydro_rasda.backends.worker_numbers import WorkerNumbers, nearest
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Finished, Outcome, Task, Widths
+from hydro_rasda.data import Shard
 from hydro_rasda.processes.forks import RelayedWarnings
-from hydro_rasda.processes.hang_detector import HangDetector
+from hydro_rasda.processes.hang_detector import HangDetector, waited_in_vain
 from hydro_rasda.run.record_full_size import hear
 from hydro_rasda.run.state import Run
-from hydro_rasda.training.device_process import Given
+from hydro_rasda.training.device import Given
+from hydro_rasda.training.full_size import RankPlace
 from hydro_rasda.training.group_training import Load
 from hydro_rasda.training.retry_policy import DEATHS, Deaths
 
@@ -48,14 +51,50 @@ LOOK_S = 0.5
 ARRIVAL_S = 60.0
 """If no further device arrives for this number of seconds, the pool begins without the missing ones."""
 
+_LAST_WORDS_S = 3.0
+"""Seconds that the other ranks have to report what happened, once one rank has failed."""
+
+_Ending = Sequence[Finished] | str
+"""The tasks that a device has finished, or what ended its process."""
+
+
+@dataclass
+class _Work:
+    """Tasks that train on one device, or one full-size trial on several.
+
+    Attributes:
+        devices: The numbers of the devices. If there are several, their order is that of the ranks.
+        meeting: The address at which several ranks find each other.
+        endings: Map each device that is done to its ending.
+        lost: True if a machine has ended, and one of the devices with it.
+    """
+
+    tasks: Sequence[Task]
+    devices: Sequence[int]
+    meeting: Any = None
+    endings: dict[int, _Ending] = field(default_factory=dict)
+    lost: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """True if a process has died, or if a rank has raised for which others wait."""
+        for ending in self.endings.values():
+            if isinstance(ending, str) or (len(self.devices) > 1 and any(of.outcome.error for of in ending)):
+                return True
+        return False
+
+    @property
+    def over(self) -> bool:
+        return self.failed or len(self.endings) == len(self.devices)
+
 
 @dataclass
 class _OpenDevice:
     process: DeviceProcess
     answer: Answer | None
     """The answer that its work will give; None if it is idle."""
-    work: Sequence[Task] = ()
-    """The tasks that it trains; none while a new process is to describe itself."""
+    work: _Work | None = None
+    """The work that it trains; None while a new process is to describe itself, and if it is idle."""
     machine: str = ""
     cores: int = 1
     node: str = ""
@@ -65,17 +104,25 @@ class _OpenDevice:
 
     @property
     def arrives(self) -> bool:
-        return self.answer is not None and not self.work
+        return self.answer is not None and self.work is None
 
 
 class DevicePool:
     """Train on a number of devices, each with a process of its own; see `Devices`.
 
     If a device's process dies or hangs, it is replaced, and its work goes to any free device.
+
+    Full-size trials train on `race.workers` devices each, and survivors of a milestone on more; each device's process
+    is then a rank of DDP or FSDP. A trial begins once enough devices are free for it. It never gets more devices than
+    the pool has. If the process of one rank dies or raises, all ranks of the trial end and are replaced together. If
+    one worker is asked for, or there is one device, each device trains whole trials. Ranks communicate by `through`;
+    "nccl" requires that each rank has its own GPU. For `grows`, see `WorkerNumbers`.
     """
 
-    def __init__(self, run: Run, count: int) -> None:
-        self._run, self._count = run, count
+    def __init__(self, run: Run, count: int, through: Literal["gloo", "nccl"], grows: bool = False) -> None:
+        self._run, self._count, self._through = run, count, through
+        self._workers = WorkerNumbers(run, grows)
+        self._under_way: list[_Work] = []
         self._devices: dict[int, _OpenDevice] = {}
         self._speeds: dict[tuple[int, str], float] = {}
         self._done: list[Finished] = []
@@ -100,6 +147,13 @@ class DevicePool:
     def _load(self, keys: Iterable[str]) -> Load:
         """Return a function that loads these checkpoints in a device's process."""
         raise NotImplementedError
+
+    def _meeting(self, devices: Sequence[int]) -> Any:
+        """Return the address at which the ranks on these devices find each other; see `Trainer.train_rank`."""
+        raise NotImplementedError
+
+    def _end_meeting(self, meeting: Any) -> None:
+        """End a meeting that the ranks no longer need."""
 
     def _capacity(self) -> int:
         """Return the number of devices, including those whose process is being replaced."""
@@ -146,11 +200,16 @@ class DevicePool:
 
     def _free(self) -> list[int]:
         """Return the devices that are idle, have no task, and are reserved for none."""
-        return [d for d, device in self._devices.items() if device.answer is None and d not in self._given]
+        held = {number for work in self._under_way for number in work.devices}.union(self._given)
+        return [number for number, device in self._devices.items() if device.answer is None and number not in held]
+
+    def _has_ranks(self, task: Task) -> bool:
+        """Return whether a task's full-size trial is trained by ranks, be it by a single one."""
+        return task.is_full_size and self._workers.asked and self._capacity() > 1
 
     def _most(self, number: int, task: Task | None) -> int:
         """Return how many tasks a device trains at the same time: its share of those on their way to a milestone."""
-        if task is None or not task.is_full_size:
+        if task is None or not task.is_full_size or self._has_ranks(task):
             return 1
         return min(self._devices[number].cores, -(-task.beside // self._capacity()))
 
@@ -158,7 +217,7 @@ class DevicePool:
         """Return True also if every device's process has died: the work continues once one is back, if time is left."""
         if self._none_is_there():
             return bool(self._done) or not self._run.out_of_time("race")
-        return bool(self._given or self._next or self._done or any(device.work for device in self._devices.values()))
+        return bool(self._given or self._next or self._done or self._under_way)
 
     def _none_is_there(self) -> bool:
         devices = self._devices.values()
@@ -196,15 +255,49 @@ class DevicePool:
         return answer.result()
 
     def start(self, device: int, task: Task) -> None:
+        if self._has_ranks(task):
+            if not self._began(task):
+                self._next.append(task)
+            return
         given = self._given.setdefault(device, [])
         given.append(task)
         if len(given) >= self._most(device, task):
-            self._train(device, self._given.pop(device))
+            self._begin(self._given.pop(device), [device])
 
-    def _train(self, number: int, tasks: Sequence[Task]) -> None:
-        device = self._devices[number]
-        device.heard = time.monotonic()
-        device.work, device.answer = tasks, device.process.ask("train", tasks, self._what_is_given(tasks))
+    def _began(self, task: Task) -> bool:
+        """Begin a task on free devices; return False if it has to wait for them."""
+        free, ranks = self._free(), self._has_ranks(task)
+        size = self._workers.of(task, self._capacity()) if ranks else 1
+        if size > len(free):
+            return False
+        nodes = {number: self._devices[number].node for number in free}
+        self._begin([task], nearest(nodes, size) if ranks else free[:1], ranks)
+        return True
+
+    def _begin(self, tasks: Sequence[Task], devices: Sequence[int], ranks: bool = False) -> None:
+        work, given = _Work(tasks, devices), self._what_is_given(tasks)
+        if len(devices) > 1:
+            work.meeting = self._meeting(devices)
+        self._under_way.append(work)
+        places = self._places(tasks[0], len(devices)) if ranks else [None]
+        for number, place in zip(devices, places, strict=True):
+            device = self._devices[number]
+            device.work, device.heard = work, time.monotonic()
+            if place is None:
+                device.answer = device.process.ask("train", tasks, given)
+            else:
+                device.answer = device.process.ask("train_rank", tasks[0], given, place, work.meeting)
+
+    def _places(self, task: Task, world: int) -> Sequence[RankPlace]:
+        """Return the places of the ranks that train a full-size trial."""
+        run, number = self._run, task.number
+        before = run.store.units()[task.source].value if task.source is not None else {}
+        carried = {name: before[name] for name in ("rescaled", "measured") if name in before}
+        if task.span.start and run.history.metrics["race", number][-1].get("workers", world) != world:
+            run.say(f"race: trial {number} goes on with {world} workers from epoch {task.span.start + 1}")
+        # Fewer than its first workers share the batch that was tuned, as these do.
+        growth = max(1.0, world / self._workers.first)
+        return [RankPlace(Shard(rank, world), growth, self._through, carried) for rank in range(world)]
 
     def _what_is_given(self, tasks: Sequence[Task]) -> Given:
         run, sources = self._run, [key for task in tasks for key in task.sources]
@@ -218,7 +311,8 @@ class DevicePool:
     def finished(self) -> Sequence[Finished]:
         """Return the tasks that are done; an empty list if none ends within half a second."""
         while self._given:
-            self._train(*self._given.popitem())
+            device, tasks = self._given.popitem()
+            self._begin(tasks, [device])
         if not self._done:
             self._take_ready()
             while self._next and self._began(self._next[0]):
@@ -226,31 +320,21 @@ class DevicePool:
         done, self._done = self._done, []
         return done
 
-    def _began(self, task: Task) -> bool:
-        """Begin the next task on a free device; return False if it has to wait."""
-        for number in self._free():
-            self._train(number, [task])
-            return True
-        return False
-
     def _take_ready(self) -> None:
         under_way = {device.answer: d for d, device in self._devices.items() if device.answer is not None}
         for answer in self._ready(list(under_way)):
             self._take(under_way[answer], answer)
         for number, device in list(self._devices.items()):
             pace = self._pace(device)
-            if pace is not None and time.monotonic() - device.heard > pace.patience:
-                self._give_up(number, pace.told)
-
-    def _give_up(self, number: int, how: str) -> None:
-        work = self._devices[number].work
-        self._replace(number)
-        self._lose(work, how)
+            if pace is not None and device.work and time.monotonic() - device.heard > pace.patience:
+                device.work.endings[number] = pace.told
+        for work in [work for work in self._under_way if work.over]:
+            self._settle(work)
 
     def _pace(self, device: _OpenDevice) -> HangDetector | None:
-        if not device.work:
+        if device.work is None:
             return None
-        task = device.work[0]
+        task = device.work.tasks[0]
         name = " ".join(sorted({group.kind for group in task.groups}))
         if name not in self._paces:
             foreseen = self._run.problem.first_epoch_seconds(task.heat)
@@ -266,49 +350,82 @@ class DevicePool:
             self._warnings.give(content)
 
     def _heard(self, number: int) -> None:
+        """Note a sign of life of a device; it counts for all ranks of a trial, as these wait for each other."""
         device, now = self._devices[number], time.monotonic()
         if (pace := self._pace(device)) is not None:
             pace.took(now - device.heard)
-        device.heard = now
+        for other in device.work.devices if device.work else [number]:
+            self._devices[other].heard = now
 
     def _take(self, number: int, answer: Answer) -> None:
         device = self._devices[number]
-        work = device.work
+        device.answer, work = None, device.work
         try:
             result = answer.result()
         except DeviceDied as death:
-            lost = self._is_lost(number)
-            self._replace(number)
-            self._lose(work, str(death), lost)
+            if work is None:
+                self._did_not_come(number, str(death))
+            else:
+                work.endings[number], work.lost = str(death), work.lost or self._is_lost(number)
             return
         self._heard(number)
-        device.answer, device.work = None, ()
-        if not work:
+        if work is None:
             (device.machine, device.cores, device.node), self._never_came = result, 0
             self._late.discard(number)
+        else:
+            work.endings[number] = result
+
+    def _did_not_come(self, number: int, how: str) -> None:
+        """Replace a process that died before it had any work."""
+        if not self._is_lost(number):
+            self._never_came += 1
+            if self._never_came >= DEATHS * self._count:
+                raise RuntimeError(f"the process of a device did not start:\n{how}")
+        self._replace(number)
+
+    def _settle(self, work: _Work) -> None:
+        """Free the devices of work that has ended, and take its tasks as done or begin them again."""
+        first = work.devices[0]
+        if failed := work.failed:
+            self._hear_out(work)
+        self._under_way.remove(work)
+        if work.meeting is not None:
+            self._end_meeting(work.meeting)
+        for number in work.devices:
+            if failed:  # the process has died, or waits for a rank that will not come
+                self._replace(number)
+            else:
+                self._devices[number].work = None
+        ending = min(work.endings.values(), key=_blame) if failed else work.endings[first]
+        if work.lost or isinstance(ending, str):
+            self._try_again(work.tasks, None if work.lost else str(ending))
             return
-        for finished in result:
+        for finished in ending:
             task, seconds = finished.task, max(finished.outcome.seconds, 1e-9)
             epochs = len(task.members) * (task.span.stop - task.span.start)
-            self._speeds |= {(number, group.kind): epochs / seconds for group in task.groups}
-            self._done.append(replace(finished, device=number))
+            self._speeds |= {(first, group.kind): epochs / seconds for group in task.groups}
+            self._done.append(replace(finished, device=first))
+
+    def _hear_out(self, work: _Work) -> None:
+        """Wait a moment for other ranks' endings: the rank that failed first may only have missed one that died."""
+        until = time.monotonic() + _LAST_WORDS_S
+        while len(work.endings) < len(work.devices) and time.monotonic() < until:
+            silent = {self._devices[number].answer: number for number in work.devices}
+            for answer in self._ready([answer for answer in silent if answer is not None]):
+                self._take(silent[answer], answer)
 
     def _replace(self, number: int) -> None:
         self._devices[number].process.end()
         self._devices[number] = self._opened(number)
 
-    def _lose(self, work: Sequence[Task], how: str, lost: bool = False) -> None:
-        """Requeue or fail the work of a process that died, even if it had none yet.
+    def _try_again(self, tasks: Sequence[Task], how: str | None) -> None:
+        """Requeue or fail the tasks of a process that died.
 
-        If the process was `lost` with its machine, its death does not count against its work.
+        `how` says how it died; None if it ended with its machine, which does not count against the tasks.
         """
-        if not work and not lost:
-            self._never_came += 1
-            if self._never_came >= DEATHS * self._count:
-                raise RuntimeError(f"the process of a device did not start:\n{how}")
         again = list[Task]()
-        for task in work:
-            following = [task] if lost else self._deaths.of(task, how)
+        for task in tasks:
+            following = [task] if how is None else self._deaths.of(task, how)
             if isinstance(following, Outcome):
                 self._done.append(Finished(task, following))
             else:
@@ -319,3 +436,17 @@ class DevicePool:
         while self._devices:
             _, device = self._devices.popitem()
             device.process.end()
+        while self._under_way:
+            if (meeting := self._under_way.pop().meeting) is not None:
+                self._end_meeting(meeting)
+
+
+def _blame(ending: _Ending) -> int:
+    """Return the order in which endings are reported if work failed.
+
+    The first is that of a process that died, then of a rank that raised by itself, then of one that waited in vain.
+    """
+    if isinstance(ending, str):
+        return 0
+    errors = [finished.outcome.error for finished in ending]
+    return 3 if None in errors else 2 if any(waited_in_vain(str(error)) for error in errors) else 1

@@ -22,13 +22,12 @@ from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import torch
 
-from hydro_rasda.backends.elastic_pool import ElasticPool
-from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied
+from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied, DevicePool
 from hydro_rasda.data.tensors_datasets_loaders import from_bytes, to_bytes
 from hydro_rasda.processes.die_with_parent import depend_on
 from hydro_rasda.processes.forks import Notify, ending, receive, send
@@ -36,9 +35,11 @@ from hydro_rasda.processes.temporary_folders import make_folder, owner, remove_l
 from hydro_rasda.run.checkpoints import load_checkpoint
 from hydro_rasda.run.files import open_pickled, refuse_open_to_others
 from hydro_rasda.run.state import Run
-from hydro_rasda.training.device import DeviceShare
-from hydro_rasda.training.device_process import Trainer
+from hydro_rasda.training.device import DeviceShare, Trainer
 from hydro_rasda.training.group_training import Load
+
+if TYPE_CHECKING:
+    from hydro_rasda.packing.mps import Daemons
 
 PROBLEM = "problem.pickle"
 """The file in the run's folder from which all processes load the problem; it exists while they train."""
@@ -47,17 +48,17 @@ _ALIGNED, _LENGTH = 64, struct.Struct("<Q")
 _SERVE = "from hydro_rasda.backends.process_pool import serve; serve({}, {})"
 
 
-class LocalProcesses(ElasticPool):
+class LocalProcesses(DevicePool):
     """Train on several devices of this machine; `memory` bytes are for all devices on its CPU. See `LocalBackend`."""
 
     def __init__(self, run: Run, devices: Sequence[torch.device], memory: float | None = None) -> None:
-        from hydro_rasda.backends.gpu_sharing import SharedGpus  # here: the devices' processes do not need it
+        from hydro_rasda.packing.mps import Daemons  # here: the devices' processes do not need it
 
         each_its_own = len({*devices}) == len(devices) and all(device.type == "cuda" for device in devices)
         super().__init__(run, len(devices), "nccl" if each_its_own else "gloo")
         remove_left()
         self._where, self._memory = devices, memory
-        self._gpus = SharedGpus()
+        self._daemons = Daemons("processes")
         self._file = run.store.path / PROBLEM
         self._threads = max(1, torch.get_num_threads() // len(devices))
 
@@ -74,13 +75,13 @@ class LocalProcesses(ElasticPool):
         try:
             self.close()
         finally:
-            self._gpus.stop()
+            self._daemons.stop()
             self._file.unlink(missing_ok=True)
 
     def _process(self, device: int) -> _Process:
         where = self._where[device]
         share = DeviceShare(self._where.count(where), self._memory if where.type == "cpu" else None)
-        shared = self._gpus.environment(where) if share.processes > 1 else {}
+        shared = environment_of_shared_gpu(self._daemons, where) if share.processes > 1 else {}
         if shared and where.type == "cuda":
             where = torch.device("cuda", 0)
         return _Process(self._file, where, self._threads, share, shared, partial(self._hear, device))
@@ -88,9 +89,8 @@ class LocalProcesses(ElasticPool):
     def _meeting(self, devices: Sequence[int]) -> Path:
         return Path(make_folder(owner(os.getpid())), "meeting")
 
-    def _end_meeting(self, meeting: Path | None) -> None:
-        if meeting is not None:
-            shutil.rmtree(meeting.parent, ignore_errors=True)
+    def _end_meeting(self, meeting: Path) -> None:
+        shutil.rmtree(meeting.parent, ignore_errors=True)
 
     def _ready(self, answers: Sequence[Answer]) -> Sequence[Answer]:
         of = {answer.connection: answer for answer in answers if isinstance(answer, _ProcessAnswer)}
@@ -99,6 +99,26 @@ class LocalProcesses(ElasticPool):
 
     def _load(self, keys: Iterable[str]) -> Load:
         return partial(loaded, {key: self._run.store.file(key) for key in keys})
+
+
+def environment_of_shared_gpu(daemons: Daemons, where: torch.device) -> dict[str, str]:
+    """Return the environment with which a process computes on a GPU at the same time as others, not in turns.
+
+    NVIDIA's Multi-Process Service (MPS) makes that possible, if it is installed. The process sees only that GPU, as its
+    first. Return an empty dict if processes must take turns, or without a GPU.
+    """
+    gpu = uuid_of(where) if daemons.possible else None
+    if gpu is None or not (found := daemons.environment(gpu)):
+        return {}
+    return {**found, "CUDA_VISIBLE_DEVICES": gpu}
+
+
+def uuid_of(where: torch.device) -> str | None:
+    """Return the name of a GPU for NVIDIA's programs; None for other devices, and for a part of a GPU (MIG)."""
+    if where.type != "cuda":
+        return None
+    found = torch.cuda.get_device_properties(where)
+    return None if " MIG " in found.name else f"GPU-{found.uuid}"  # the UUID of a part has another prefix
 
 
 def loaded(files: Mapping[str, Path], key: str) -> Mapping[str, Any]:

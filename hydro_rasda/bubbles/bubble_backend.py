@@ -29,8 +29,7 @@ from hydro_rasda.processes.forks import RelayedWarnings, ending, receive
 from hydro_rasda.run.record_full_size import hear
 from hydro_rasda.run.state import Run
 from hydro_rasda.settings.config import Graph, check_steps
-from hydro_rasda.training.device import DeviceTrainer
-from hydro_rasda.training.device_process import Given
+from hydro_rasda.training.device import DeviceTrainer, Given
 from hydro_rasda.training.group_training import joined
 from hydro_rasda.training.retry_policy import Deaths
 

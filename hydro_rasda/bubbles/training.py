@@ -18,7 +18,7 @@ from hydro_rasda.contracts import Outcome, Task
 from hydro_rasda.data import Batch
 from hydro_rasda.problem.objective import Objective
 from hydro_rasda.schedulers.bubble_policy import Margin
-from hydro_rasda.training.device_process import Given, Trainer
+from hydro_rasda.training.device import Given, Trainer
 
 _LOOK_S = 2e-4
 

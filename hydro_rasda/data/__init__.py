@@ -5,48 +5,26 @@ the epoch. All trials of a group therefore share each batch, trials are compared
 sees the same batches as an uninterrupted one. Batches are copies, so that writing to them does not change the data.
 """
 
-from hydro_rasda.data.batch_splits import MOST_EXAMPLES
-from hydro_rasda.data.batches import (
-    ALONE,
-    EVAL_BATCH_FACTOR,
-    Batch,
-    Batches,
-    Data,
-    OwnData,
-    Part,
-    Shard,
-    Share,
-    batch_length,
-    fresh,
-    move,
-    outline,
-)
-from hydro_rasda.data.first_pass import naming_batch, non_finite, unlike
-from hydro_rasda.data.folds import Folds, Splitter, is_splitter, make_folds, reseeded
-from hydro_rasda.data.tensors_datasets_loaders import make_batches
-
-__all__ = [
-    "ALONE",
-    "EVAL_BATCH_FACTOR",
-    "MOST_EXAMPLES",
-    "Batch",
-    "Batches",
-    "Data",
-    "Folds",
-    "OwnData",
-    "Part",
-    "Shard",
-    "Share",
-    "Splitter",
-    "batch_length",
-    "fresh",
-    "is_splitter",
-    "make_batches",
-    "make_folds",
-    "move",
-    "naming_batch",
-    "non_finite",
-    "outline",
-    "reseeded",
-    "unlike",
-]
+from hydro_rasda.data.batch_splits import MOST_EXAMPLES as MOST_EXAMPLES
+from hydro_rasda.data.batches import ALONE as ALONE
+from hydro_rasda.data.batches import EVAL_BATCH_FACTOR as EVAL_BATCH_FACTOR
+from hydro_rasda.data.batches import Batch as Batch
+from hydro_rasda.data.batches import Batches as Batches
+from hydro_rasda.data.batches import Data as Data
+from hydro_rasda.data.batches import OwnData as OwnData
+from hydro_rasda.data.batches import Part as Part
+from hydro_rasda.data.batches import Shard as Shard
+from hydro_rasda.data.batches import Share as Share
+from hydro_rasda.data.batches import batch_length as batch_length
+from hydro_rasda.data.batches import fresh as fresh
+from hydro_rasda.data.batches import move as move
+from hydro_rasda.data.batches import outline as outline
+from hydro_rasda.data.first_pass import naming_batch as naming_batch
+from hydro_rasda.data.first_pass import non_finite as non_finite
+from hydro_rasda.data.first_pass import unlike as unlike
+from hydro_rasda.data.folds import Folds as Folds
+from hydro_rasda.data.folds import Splitter as Splitter
+from hydro_rasda.data.folds import is_splitter as is_splitter
+from hydro_rasda.data.folds import make_folds as make_folds
+from hydro_rasda.data.folds import reseeded as reseeded
+from hydro_rasda.data.tensors_datasets_loaders import make_batches as make_batches

@@ -23,15 +23,10 @@ def mean_metrics(measured: Iterable[tuple[Mapping[str, Tensor], int]]) -> dict[s
     Args:
         measured: For each batch, its mean metrics (with their weights, if any) and its number of examples.
     """
-    return summed(measured).means()
-
-
-def summed(measured: Iterable[tuple[Mapping[str, Tensor], int]]) -> Sums:
-    """Sum metrics over batches; `measured` is as in `mean_metrics`."""
     sums = Sums()
     for metrics, examples in measured:
         sums.add(metrics, examples)
-    return sums
+    return sums.means()
 
 
 def add_over_ranks(sums: Sums) -> None:

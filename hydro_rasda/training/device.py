@@ -2,7 +2,8 @@
 
 Each core trains its own fused group of surrogates. Full-size trials share the cores. With every halving, the remaining
 trials get more threads (RASDA's doubling in space, on one machine). If measurements show that models do not fit memory
-together, they train one after the other.
+together, they train one after the other. `DeviceTrainer` trains in the tuner's process. `Trainer` serves a tuner from a
+process of the device's own.
 """
 
 from __future__ import annotations
@@ -15,20 +16,25 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from fusion.width import keep_freed_memory
 from fusion.width.memory import usable_memory
 from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import EpochMetrics, Finished, Outcome, Task, Widths
+from hydro_rasda.data import Shard, move
 from hydro_rasda.problem.dry_run_of_batches import one_thread
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.processes.child_count import usable_children
 from hydro_rasda.processes.forks import Crowd, Died, Notify, RelayedWarnings, imap_forked
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.processes.memory_estimates import Peaks, kind_of_group, kind_of_own, kind_of_target
+from hydro_rasda.processes.without_compiler import leave_out_compiler
 from hydro_rasda.run.crash_log import CrashLog, training_of
 from hydro_rasda.schedulers.packing_policy import Job, Room, beside
-from hydro_rasda.training.full_size import told_of, train_full_size_trial
+from hydro_rasda.training.distributed import Store, file_store
+from hydro_rasda.training.full_size import RankPlace, told_of, train_full_size_trial, train_target_on_ranks
 from hydro_rasda.training.group_training import LiveGroup, Load, joined, train_group
 from hydro_rasda.training.group_widths import machine, planned_widths
 from hydro_rasda.training.retry_policy import Deaths
@@ -224,7 +230,7 @@ class DeviceTrainer:
         following = deaths.of(task, outcome.how)
         if isinstance(following, Outcome):
             return following
-        return joined(self._settled(part, _alone(forked, part), forked, deaths) for part in following)
+        return joined(self._settled(part, dict(forked([part]))[0], forked, deaths) for part in following)
 
     def _forked(self, tasks: Sequence[Task], work: Work, threads: int) -> Iterator[tuple[int, Any]]:
         """Train tasks in a process each, as many at the same time as fit memory and cores, and learn what they take."""
@@ -276,5 +282,87 @@ _Forked = Callable[[Sequence[Task]], Iterator[tuple[int, Any]]]
 """A function that trains tasks at the same time, each in its own process, so that a crash does not end this one."""
 
 
-def _alone(forked: _Forked, task: Task) -> Any:
-    return next(outcome for _, outcome in forked([task]))
+@dataclass(frozen=True)
+class Given:
+    """The data that a device's process gets with a task.
+
+    Attributes:
+        load: Returns an earlier task's checkpoint by its key, on the CPU.
+        seconds: The time that the task may take.
+        devices: Number of devices that share the full-size trials.
+    """
+
+    trials: Mapping[int, Trial]
+    load: Load
+    seconds: float
+    devices: int = 1
+
+
+class Trainer:
+    """Train on one device, in its own process.
+
+    Args:
+        should_leave: Returns whether to end after the current epoch, even if there is time left.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        where: torch.device,
+        threads: int,
+        notify: Notify = lambda *reported: None,
+        should_leave: Callable[[], bool] = lambda: False,
+        share: DeviceShare = WHOLE,
+    ) -> None:
+        torch.set_num_threads(threads)
+        leave_out_compiler()
+        self._where, self._notify, self._should_leave = where, notify, should_leave
+        self._problem = problem.on(where)
+        self._device = DeviceTrainer(self._problem, may_die=True, share=share)
+
+    def describe(self) -> tuple[str, int, str]:
+        """Return `Device.machine`, `Device.cores` and the device's node, which is "" here."""
+        return self._device.machine, self._device.cores, ""
+
+    def plan(
+        self, kinds: Mapping[str, Sequence[Trial]], seconds: float, width: float | None = None
+    ) -> dict[str, Widths]:
+        return self._device.plan(kinds, seconds, width)
+
+    def train(self, tasks: Sequence[Task], given: Given) -> list[Finished]:
+        """Train tasks at the same time; their checkpoints are moved to the CPU."""
+        found = self._device.train(tasks, self._work(given), given.devices)
+        return [replace(finished, outcome=_on_cpu(finished.outcome)) for finished in found]
+
+    def train_rank(self, task: Task, given: Given, place: RankPlace, meeting: Any) -> list[Finished]:
+        """Train a full-size trial as one of several ranks, which find each other by the file `meeting`."""
+        self._device.forget_group()
+        work, open_store = self._work(given), partial(self._store, place.shard, meeting)
+
+        def on_epoch(epoch: int, metrics: EpochMetrics) -> None:
+            self._notify(1, metrics, told_of(task, epoch, metrics))
+
+        # The state stays on the CPU: under FSDP, a rank's device may have memory for its part only.
+        trial, state = work.trials[task.number], given.load(task.source) if task.source is not None else None
+        told = work.should_stop, on_epoch
+        outcome = train_target_on_ranks(self._problem, trial, task, state, place, open_store, *told)
+        return [Finished(task, _on_cpu(outcome))]
+
+    def _store(self, shard: Shard, meeting: Any) -> Store:
+        """Return the store through which the ranks find each other."""
+        return file_store(meeting, shard.world)
+
+    def _work(self, given: Given) -> Work:
+        deadline = time.monotonic() + given.seconds
+
+        def load(key: str) -> Any:
+            return move(given.load(key), self._where, wait=True)
+
+        def should_stop() -> bool:
+            return time.monotonic() >= deadline or self._should_leave()
+
+        return Work(given.trials, load, should_stop, self._notify)
+
+
+def _on_cpu(outcome: Outcome) -> Outcome:
+    return replace(outcome, checkpoint=move(outcome.checkpoint, torch.device("cpu"), wait=True))

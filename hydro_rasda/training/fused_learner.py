@@ -222,19 +222,20 @@ class FusedLearner:
             state["loss_scale"] = {name: of_K[[position]] for name, of_K in self._scale.state_dict().items()}
         return state
 
+    @property
+    def _parts(self) -> list[Any]:
+        return [part for part in (self.fused, self.optimizer, self._scale) if part is not None]
+
     def keep(self, positions: Sequence[int]) -> None:
         if list(positions) != list(range(len(self._configs))):
-            self.fused.keep(positions)
-            self.optimizer.keep(positions)
-            if self._scale is not None:
-                self._scale.keep(positions)
+            for part in self._parts:
+                part.keep(positions)
             self._configs = [self._configs[p] for p in positions]
 
     def copy(self, sources: Mapping[int, int]) -> None:
         """Overwrite members (keys) by copies of others (values): weights, buffers, optimizer state and loss scale."""
-        for part in (self.fused, self.optimizer, self._scale):
-            if part is not None:
-                part.copy(sources)
+        for part in self._parts:
+            part.copy(sources)
 
     def go_on(self, configs: Sequence[Mapping[str, Any]], modules: Mapping[int, nn.Module]) -> None:
         """Continue with new configurations, as if a learner made with `configs` had loaded this learner's state.
@@ -254,10 +255,8 @@ class FusedLearner:
 
     def concat(self, other: FusedLearner) -> None:
         """Append the members of another learner."""
-        self.fused.concat(other.fused)
-        self.optimizer.concat(other.optimizer)
-        if self._scale is not None and other._scale is not None:
-            self._scale.concat(other._scale)
+        for own, theirs in zip(self._parts, other._parts, strict=True):
+            own.concat(theirs)
         self._scheduled = None
         self._configs += other._configs
 

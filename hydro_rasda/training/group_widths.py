@@ -12,7 +12,9 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -20,17 +22,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 import fusion
 from fusion import FusionWarning
+from fusion.evaluate.backoff import is_out_of_memory
+from fusion.graph import GraphWarning
 from fusion.keys import OWN, configs_of_parts, optimizer_name, read
 from fusion.optim import OPTIMIZERS
 from fusion.warn import warn
 from fusion.width.memory import usable_memory
-from fusion.width.plan import best_width
+from fusion.width.plan import FusionPlan, best_width
+from fusion.width.probe import compiled_speedup, plan_fusion
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Widths
-from hydro_rasda.data import outline
+from hydro_rasda.data import Batch, outline
+from hydro_rasda.problem.precision import matrix_products
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.processes.forks import Died, map_forked
 from hydro_rasda.processes.hang_detector import HangDetector
@@ -40,13 +47,7 @@ from hydro_rasda.run.cache import Measured, is_count, is_positive, remember
 from hydro_rasda.run.fingerprint import content, digest
 from hydro_rasda.schedulers.packing_policy import MARGIN
 from hydro_rasda.training.cuda_graphs import records
-from hydro_rasda.training.measure_widths import (
-    AS_WRITTEN,
-    ONE_BY_ONE,
-    measure_compiled,
-    measure_widths,
-    warn_unmeasured,
-)
+from hydro_rasda.training.lr_and_decay_by_parameter import multipliers, optimizer_settings
 
 COMPILED_FROM = 300.0
 """Compiled steps are tried if training from one milestone to the next takes at least this many seconds.
@@ -76,6 +77,12 @@ For such short trials, fusing and checking a group takes longer than training it
 """
 GAIN = 2.0
 """Groups that are not measured are assumed to train this many times as fast as single trials."""
+
+SECONDS_PER_WIDTH = 0.03
+"""Time to measure each width, which is short compared with a sweep. A few steps are measured in any case."""
+
+ONE_BY_ONE, AS_WRITTEN = "trials train one after another", "steps are not compiled"
+"""The consequences if groups, or their compiled steps, cannot be measured."""
 
 MEASURING = 1 / 4
 """Measuring, building of models included, takes at most this share of the sweep's remaining time."""
@@ -125,12 +132,8 @@ def planned_widths(
         found[kind] = recall(keys[kind]) if asked else None
         if asked and found[kind] is None:
             work[kind] = partial(measure_widths, problem, part, batch, room, cores)
-    for kind, measured in zip(work, map_forked(list(work.values()), cores if forked else 0, _pace(problem), until)):
-        if isinstance(measured, Died):
-            warn_unmeasured(ONE_BY_ONE, measured.how)
-        elif measured is not None:
-            found[kind] = measured
-            remember(keys[kind], measured)
+    children = cores if forked else 0
+    found |= _measured(problem, work, keys, children, until, ONE_BY_ONE)
     for obstacle in dict.fromkeys(of["obstacle"] for of in found.values() if of and of["obstacle"]):
         warn(f"trials train one after another, {obstacle}", FusionWarning)
     if peaks is not None:
@@ -140,7 +143,7 @@ def planned_widths(
                 of_width = {width: _peak(measured, models * width) for width in (1, most)}
                 peaks.estimate(kind_of_group(kind, kinds[kind]), of_width)
     widths = {kind: of_trials(_widths(measured, room / cores), models) for kind, measured in found.items()}
-    return _with_compiled(problem, kinds, widths, keys, cores if forked else 0, until, end)
+    return _with_compiled(problem, kinds, widths, keys, children, until, end)
 
 
 def _assumed(problem: Problem, trial: Trial, room: float) -> Widths | None:
@@ -159,8 +162,28 @@ def _assumed(problem: Problem, trial: Trial, room: float) -> Widths | None:
     return Widths(most, throughput={most: GAIN * steps / seconds, 1: steps / seconds}, assumed=True)
 
 
-def _pace(problem: Problem) -> HangDetector:
-    return HangDetector("nothing was measured", foreseen=problem.epoch_seconds)
+def _measured(
+    problem: Problem,
+    work: Mapping[str, Callable[[], Measured | None]],
+    keys: Mapping[str, str],
+    children: int,
+    until: float,
+    otherwise: str,
+) -> dict[str, Measured | None]:
+    """Measure kinds, in `children` forked processes at a time, and remember each measurement under its key.
+
+    Return None for a kind that could not be measured, and warn of the consequence, `otherwise`. See `planned_widths`
+    for `until`.
+    """
+    pace = HangDetector("nothing was measured", foreseen=problem.epoch_seconds)
+    found = dict[str, Measured | None]()
+    for kind, measured in zip(work, map_forked(list(work.values()), children, pace, until)):
+        found[kind] = None if isinstance(measured, Died) else measured
+        if isinstance(measured, Died):
+            _warn_unmeasured(otherwise, measured.how)
+        elif measured is not None:
+            remember(keys[kind], measured)
+    return found
 
 
 def _with_compiled(
@@ -186,13 +209,8 @@ def _with_compiled(
             found[kind] = cache.recall(f"{keys[kind]}/compiled")
             if not _is_sound_speedup(found[kind]):
                 work[kind] = partial(measure_compiled, problem, trials)
-    for kind, measured in zip(work, map_forked(list(work.values()), children, _pace(problem), until)):
-        found[kind] = None
-        if isinstance(measured, Died):
-            warn_unmeasured(AS_WRITTEN, measured.how)
-        elif measured is not None:
-            found[kind] = measured
-            remember(f"{keys[kind]}/compiled", measured)
+    compiled_keys = {kind: f"{key}/compiled" for kind, key in keys.items()}
+    found |= _measured(problem, work, compiled_keys, children, until, AS_WRITTEN)
     compiled = {
         kind: replace(widths[kind], compiled=of["speedup"], compile_seconds=of["seconds"])
         for kind, of in found.items()
@@ -309,12 +327,112 @@ def _processor() -> str:
 @functools.cache
 def _code() -> str:
     """Return a digest of the code that is measured; "" if its files cannot be read."""
-    files = [
-        Path(__file__),
-        Path(__file__).with_name("measure_widths.py"),
-        *sorted(Path(fusion.__file__).parent.rglob("*.py")),
-    ]
+    files = [Path(__file__), *sorted(Path(fusion.__file__).parent.rglob("*.py"))]
     try:
         return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
     except OSError:
         return ""
+
+
+def measure_widths(problem: Problem, trials: Sequence[Trial], batch: Batch, room: float, cores: int) -> Measured | None:
+    """Measure the trials' speed and memory at each width; if that fails, warn and return None.
+
+    If a single trial does not fit a core's part of the memory, a single trial is measured with all of the memory.
+
+    Args:
+        trials: Trials of one kind, for one core.
+        room: Bytes of memory for all cores.
+        cores: Number of cores that share the memory.
+    """
+    surrogates = _Surrogates(problem, trials)
+
+    def plan(most: int, memory: float, further: Mapping[str, Any]) -> FusionPlan:
+        return plan_fusion(
+            surrogates,
+            [trial.config for trial in trials],
+            partial(_loss, problem),
+            batch,
+            memory=max(1, int(memory / MARGIN)) if memory < math.inf else None,
+            max_width=most,
+            seconds=SECONDS_PER_WIDTH,
+            multipliers=further,
+            graph=records(problem),
+        )
+
+    try:
+        with _measuring(problem):
+            further = _multipliers(problem, trials[0], surrogates[0])
+            try:
+                found = plan(len(trials), room / cores, further)
+                fits = found.micro_batches == 1
+            except (RuntimeError, MemoryError) as error:
+                fits = not is_out_of_memory(error)
+                if fits:
+                    raise
+            if not fits and cores > 1:
+                found = plan(1, room, further)
+    except (Exception, SystemExit) as error:  # the user's model, loss or data may raise anything
+        _warn_unmeasured(ONE_BY_ONE, f"{type(error).__name__}: {error}")
+        return None
+    throughput = {str(width): rate for width, rate in found.throughput.items()}
+    sizes = {"fixed": found.fixed_bytes, "each": found.bytes_per_trial}
+    return {"width": found.width, "throughput": throughput, "obstacle": found.obstacle, **sizes}
+
+
+def measure_compiled(problem: Problem, trials: Sequence[Trial]) -> Measured | None:
+    """Measure the speedup of a group's compiled step and the time to compile; if that fails, warn and return None."""
+    batch = next(problem.train_data.epoch(trials[0].batch_size, 0))
+    try:
+        with _measuring(problem):
+            surrogates, configs = list(_Surrogates(problem, trials)), [trial.config for trial in trials]
+            further = _multipliers(problem, trials[0], surrogates[0])
+            loss = partial(_loss, problem)
+            found = compiled_speedup(surrogates, configs, loss, batch, multipliers=further)
+    except (Exception, SystemExit) as error:  # the user's model, loss or data may raise anything
+        _warn_unmeasured(AS_WRITTEN, f"{type(error).__name__}: {error}")
+        return None
+    return {"speedup": found.speedup, "seconds": found.compile_seconds}
+
+
+def _warn_unmeasured(what: str, why: str) -> None:
+    """Warn that the speed of groups is unknown for the reason `why`, and of the consequence `what`."""
+    warn(f"{what}, because measuring how fast groups train failed: {why}")
+
+
+def _loss(problem: Problem, model: nn.Module, part: Batch) -> Tensor:
+    return problem.objective(model, part)["loss"]
+
+
+@contextmanager
+def _measuring(problem: Problem) -> Iterator[None]:
+    """Measure with the precision of training and without warnings.
+
+    The caller warns of obstacles, because the warnings are due even if the result comes from an earlier measurement.
+    """
+    with warnings.catch_warnings(), matrix_products(problem.settings.precision):
+        warnings.simplefilter("ignore", FusionWarning)
+        warnings.simplefilter("ignore", GraphWarning)
+        yield
+
+
+def _multipliers(problem: Problem, trial: Trial, surrogate: nn.Module) -> Mapping[str, Any]:
+    settings = optimizer_settings(problem.objective, surrogate, trial.config)
+    return multipliers(settings, surrogate, problem.settings.sweep.surrogate)
+
+
+class _Surrogates(Sequence[nn.Module]):
+    """The trials' surrogates; each is built at its first use."""
+
+    def __init__(self, problem: Problem, trials: Sequence[Trial]) -> None:
+        self._problem, self._trials = problem, trials
+        self._built: dict[int, nn.Module] = {}
+
+    def __len__(self) -> int:
+        return len(self._trials)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self[i] for i in range(len(self))[at]]
+        if at not in self._built:
+            self._built[at] = self._problem.surrogate(self._trials[at])
+        return self._built[at]

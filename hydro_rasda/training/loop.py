@@ -16,8 +16,8 @@ from torch import Tensor
 from fusion.evaluate.microbatch import Sums
 from hydro_rasda.common.seeds import derive_seed
 from hydro_rasda.contracts import EpochMetrics, Span
-from hydro_rasda.data import ALONE, EVAL_BATCH_FACTOR, Share
-from hydro_rasda.problem.metrics import Collected, add_over_ranks, of_members, summed
+from hydro_rasda.data import EVAL_BATCH_FACTOR, Share
+from hydro_rasda.problem.metrics import Collected, add_over_ranks, of_members
 from hydro_rasda.problem.precision import matrix_products
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.settings.config import TuneConfig, averaged, unaveraged
@@ -112,59 +112,40 @@ def _of_better_weights(metrics: EpochMetrics, settings: TuneConfig, at_end: bool
     return known | {unaveraged(name): own[name] for name in compared}
 
 
-def good_enough(problem: Problem, metrics: EpochMetrics) -> bool:
-    """Tell whether an epoch of a full-size training reached `stop_at`."""
-    return problem.settings.good_enough(metrics[problem.settings.metric][0])
-
-
-def out_of_patience(learner: SingleLearner, problem: Problem, epoch: int) -> bool:
-    """Tell whether a full-size training ends because its last `race.patience` epochs brought no improvement."""
-    return problem.settings.out_of_patience(learner.epochs_since_best(epoch))
-
-
 def _validated(learner: Learner, problem: Problem, batch_size: int, averaged: bool = True) -> EpochMetrics:
-    """Return the validation metrics over all ranks, of averaged weights or of the last step's weights."""
-    if problem.folds is not None:
-        assert isinstance(learner, FusedLearner)
-        return _validated_apart(learner, problem.each("sweep"), batch_size)
-    shard, collected = learner.shard, Collected()
-    shares = problem.val_data.shares(EVAL_BATCH_FACTOR * batch_size, None, shard)
+    """Return the validation metrics over all ranks, of averaged weights or of the last step's weights.
 
-    def evaluated(share: Share) -> Mapping[str, Tensor]:
-        metrics = learner.evaluate(share.batch)
-        return metrics if problem.metrics is None else collected.take(metrics, share.examples)
-
+    With folds, each model of a trial is validated on its own examples.
+    """
+    each, shard = problem.each("sweep") if problem.folds is not None else [problem], learner.shard
+    sums, collected = [Sums() for _ in each], [Collected() for _ in each]
+    data = [own.val_data.shares(EVAL_BATCH_FACTOR * batch_size, None, shard) for own in each]
     with learner.evaluating(averaged), matrix_products(problem.settings.precision):
-        sums = summed((evaluated(share), share.examples) for share in shares)
-    if shard.world > 1:
-        add_over_ranks(sums)
-    values = named("val", sums)
-    if problem.metrics is None:
-        return values
-    everywhere = collected.over_ranks(shard.world)
-    whole = of_members(problem.metrics, everywhere, values["val_loss"], problem.whole_names)
-    return values | {f"val_{name}": of_each for name, of_each in whole.items()}
-
-
-def _validated_apart(learner: FusedLearner, each: Sequence[Problem], batch_size: int) -> EpochMetrics:
-    """Return the metrics [K] of K models, each on its own validation examples."""
-    first, sums, collected = each[0], [Sums() for _ in each], [Collected() for _ in each]
-    metrics_of_all = first.metrics
-    data = [problem.val_data.shares(EVAL_BATCH_FACTOR * batch_size, None, ALONE) for problem in each]
-    with learner.evaluating(), matrix_products(first.settings.precision):
         for shares in zip_longest(*data):
-            found = learner.evaluate_apart([None if share is None else share.batch for share in shares])
-            for at, (share, metrics) in enumerate(zip(shares, found, strict=True)):
+            for at, (share, metrics) in enumerate(zip(shares, _evaluated(learner, shares), strict=True)):
                 if metrics is not None:
-                    means = metrics if metrics_of_all is None else collected[at].take(metrics, share.examples)
+                    means = metrics if problem.metrics is None else collected[at].take(metrics, share.examples)
                     sums[at].add(means, share.examples)
-    values = [named("val", of) for of in sums]
-    if metrics_of_all is not None:
-        for own, outputs in zip(values, collected, strict=True):
-            whole = of_members(metrics_of_all, outputs, own["val_loss"], first.whole_names)
-            own |= {f"val_{name}": of_each for name, of_each in whole.items()}
+    values = []
+    for of_model, outputs in zip(sums, collected, strict=True):
+        if shard.world > 1:
+            add_over_ranks(of_model)
+        values.append(named("val", of_model))
+        if problem.metrics is not None:
+            everywhere, loss = outputs.over_ranks(shard.world), values[-1]["val_loss"]
+            whole = of_members(problem.metrics, everywhere, loss, problem.whole_names)
+            values[-1] |= {f"val_{name}": of_each for name, of_each in whole.items()}
     trials = {name: zip(*(own[name] for own in values), strict=True) for name in values[0]}
     return {name: [value for of_trial in of_each for value in of_trial] for name, of_each in trials.items()}
+
+
+def _evaluated(learner: Learner, shares: Sequence[Share | None]) -> Sequence[Mapping[str, Tensor] | None]:
+    """Return the metrics of the learner's models, or of each model of its trials if each has a batch of its own."""
+    batches = [None if share is None else share.batch for share in shares]
+    if len(batches) == 1:
+        return [learner.evaluate(batches[0])]
+    assert isinstance(learner, FusedLearner)
+    return learner.evaluate_apart(batches)
 
 
 def diverged(metrics: EpochMetrics) -> bool:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_IMPORTED = [__name__, "hydro_rasda.training.full_size_on_ranks", "torch._dynamo", "tests.hydro_rasda.conftest"]
+_IMPORTED = [__name__, "hydro_rasda.training.full_size", "torch._dynamo", "tests.hydro_rasda.conftest"]
 """One process imports these, and all ranks are forked of it."""
 
 

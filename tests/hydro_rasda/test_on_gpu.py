@@ -31,7 +31,7 @@ from hydro_rasda.packing import Task, nvml, pack
 from hydro_rasda.packing.mps import CONTROL
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.testing import Check, backend_checks
-from hydro_rasda.training.full_size_on_ranks import RankPlace, train_target_on_ranks
+from hydro_rasda.training.full_size import RankPlace, train_target_on_ranks
 from tests.hydro_rasda.backends.test_gpu_sharing import noting
 from tests.hydro_rasda.bubbles.conftest import waiting_hosts
 from tests.hydro_rasda.models import mlp

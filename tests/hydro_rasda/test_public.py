@@ -109,8 +109,8 @@ SPARED = {
     "hydro_rasda.backends.ray.fork_server": ["torch", "ray.tune"],
     "hydro_rasda.backends.ray.scheduler": ["torch"],
     "hydro_rasda.records.record_from_journal": ["torch", "ray", "numpy", "pandas"],
-    "hydro_rasda.training.full_size_on_ranks": ["ray.tune", "torch._dynamo"],
-    "hydro_rasda.training.device_process": ["ray", "torch._dynamo"],
+    "hydro_rasda.training.full_size": ["ray.tune", "torch._dynamo"],
+    "hydro_rasda.training.device": ["ray", "torch._dynamo"],
     "hydro_rasda.tuner": ["hydro_rasda.backends.ray", "torch._dynamo"],
     "surrogate": ["torch.fx.experimental.symbolic_shapes"],
 }

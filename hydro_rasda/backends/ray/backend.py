@@ -20,8 +20,7 @@ from typing import Any
 import ray
 import torch
 
-from hydro_rasda.backends.elastic_pool import ElasticPool
-from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied
+from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied, DevicePool
 from hydro_rasda.backends.ray.actor_messages import Bulletin, Reporter
 from hydro_rasda.backends.ray.nodes import Slots, answers, is_lost, living_nodes
 from hydro_rasda.backends.ray.rank_actors import actor_options
@@ -33,8 +32,7 @@ from hydro_rasda.processes.die_with_parent import end_with_parent
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import worker_slots
 from hydro_rasda.settings.config import Graph, check_steps
-from hydro_rasda.training.device import DeviceShare
-from hydro_rasda.training.device_process import Given, Trainer
+from hydro_rasda.training.device import DeviceShare, Given, Trainer
 from hydro_rasda.training.distributed import Store, await_ranks, listening_store, reached_store
 from hydro_rasda.training.group_training import Load
 
@@ -141,7 +139,7 @@ class _Actor:
         ray.kill(self._actor)
 
 
-class RayDevices(ElasticPool):
+class RayDevices(DevicePool):
     """Train on all devices of a cluster.
 
     If nodes end, a full-size trial gets at most the workers of the living nodes.

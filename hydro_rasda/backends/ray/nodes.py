@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import ray
 from ray.autoscaler.sdk import request_resources
 
+from hydro_rasda.common.argument_checks import require
 from hydro_rasda.schedulers import worker_slots
 
 
@@ -34,14 +35,10 @@ class Slots:
     def check(self, workers: int) -> None:
         """Raise ValueError unless the cluster can hold a trial with `workers` workers."""
         count = self.count()
-        if count == 0:
-            raise ValueError(
-                f"`resources_per_worker` is {self._worker}, but must fit on a node; the nodes have {living_nodes()}"
-            )
-        if workers > count:
-            raise ValueError(
-                f"`workers` is {workers}, but must be <= {count}, the workers of {self._worker} that the cluster holds"
-            )
+        rule = f"what fits on a node; the nodes have {living_nodes()}"
+        require(count > 0, "resources_per_worker", self._worker, rule)
+        rule = f"<= {count}, the workers of {self._worker} that the cluster holds"
+        require(workers <= count, "workers", workers, rule)
 
 
 def living_nodes() -> list[dict[str, float]]:

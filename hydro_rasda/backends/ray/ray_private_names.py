@@ -1,7 +1,7 @@
 """Ray Tune's controller and placement groups, by private names. No other module uses private names of Ray.
 
 Ray's controller stages trials for schedulers that do not size trials; here, a scheduler that does takes control.
-`PRIVATE` says for each name what to do if a version of Ray lacks it. A test looks up each name in the installed Ray.
+`test_ray_private_names.py` looks up each name in the installed Ray, and says what to do if a version of Ray lacks it.
 """
 
 from __future__ import annotations
@@ -22,35 +22,6 @@ from ray.util import placement_group_table, remove_placement_group
 from ray.util.placement_group import PlacementGroup
 
 from hydro_rasda.backends.ray.waiting import WaitingQueue
-
-PRIVATE: Mapping[str, Mapping[str, str]] = {
-    "ray.tune.execution.tune_controller.TuneController": {
-        "_actor_manager": "find who holds the placement groups; without, leave `lose_no_worker` out",
-        "_requeue_trial": "have the trial added again as Ray does for one that may be repeated",
-        "_reuse_actors": "leave `check_reuse` out: Ray's own error names no cause",
-        "_staged_trials": "leave `clear` out where Ray itself clears trials that are over",
-        "_unstage_trial_with_resources": "look for what takes a trial's request for a placement group back",
-    },
-    "ray.tune.trainable.function_trainable.FunctionTrainable": {
-        "_trainable_func": "find where Ray keeps the function; without, `reads_checkpoint` says yes"
-    },
-    "ray.tune.schedulers.TrialScheduler": {
-        "_supports_buffered_results": "look for what else has Ray hand each report over at once"
-    },
-    "ray.air.execution._internal.actor_manager.RayActorManager": {
-        "_resource_manager": "find who holds the placement groups; without, leave `lose_no_worker` out"
-    },
-    "ray.air.execution.PlacementGroupResourceManager": {
-        "_pg_to_request": "see whether ray-project/ray#64693 is fixed: then `SettledGroups` goes",
-        "_pg_to_staging_future": "likewise",
-        "_request_to_staged_pgs": "likewise",
-        "_staging_future_to_pg": "likewise",
-    },
-    "ray.tune.execution.tune_controller.TrialRunnerWrapper": {
-        "_tune_controller": "hand the controller on as it is: Ray has dropped its wrapper"
-    },
-}
-"""Maps classes of Ray to their private names in use, each with what to do if a version of Ray lacks it."""
 
 _SETTLES_WITHIN_S = 5.0
 """A group is placed within milliseconds. A cluster that takes longer has other problems."""

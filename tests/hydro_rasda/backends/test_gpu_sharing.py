@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hydro_rasda import LocalBackend, RaceConfig, TuneResult
-from hydro_rasda.backends import gpu_sharing
+from hydro_rasda.backends import process_pool
 from hydro_rasda.problem.objective import supervised
 from tests.hydro_rasda.packing.test_mps import daemons, left, seen
 
@@ -47,7 +47,7 @@ def noting(file: Path) -> Callable[..., Mapping[str, Tensor]]:
 def test_two_processes_of_a_gpu_share_its_daemon(
     quick: Quick, seen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_sharing, "uuid_of", lambda where: "GPU-0")
+    monkeypatch.setattr(process_pool, "uuid_of", lambda where: "GPU-0")
     quick(objective=noting(tmp_path / "pipes"), backend=TWO, max_t=1, race=RaceConfig(top_k=1))
     (line,) = daemons(seen)
     assert line["gpu"] == "GPU-0"
@@ -67,9 +67,10 @@ def test_a_daemon_ends_with_a_tuner_that_is_killed(seen: Path) -> None:
     program = """
         import time
         import torch
-        from hydro_rasda.backends import gpu_sharing
-        gpu_sharing.uuid_of = lambda where: "GPU-0"
-        gpu_sharing.SharedGpus().environment(torch.device("cpu"))
+        from hydro_rasda.backends import process_pool
+        from hydro_rasda.packing.mps import Daemons
+        process_pool.uuid_of = lambda where: "GPU-0"
+        process_pool.environment_of_shared_gpu(Daemons("processes"), torch.device("cpu"))
         print("there", flush=True)
         time.sleep(600)
     """
@@ -89,5 +90,5 @@ def test_a_daemon_ends_with_a_tuner_that_is_killed(seen: Path) -> None:
 def test_a_part_of_a_gpu_is_not_named_as_a_gpu(name: str, found: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     told = SimpleNamespace(name=name, uuid="7a")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda where: told)
-    assert gpu_sharing.uuid_of(torch.device("cuda", 0)) == found
-    assert gpu_sharing.uuid_of(torch.device("cpu")) is None
+    assert process_pool.uuid_of(torch.device("cuda", 0)) == found
+    assert process_pool.uuid_of(torch.device("cpu")) is None

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from hydro_rasda import LocalBackend, RayBackend, TuneResult
-from hydro_rasda.contracts import Backend, Devices
+from hydro_rasda import LocalBackend, TuneResult
+from hydro_rasda.contracts import Devices
 from hydro_rasda.run.state import Run
 from hydro_rasda.testing.tiny_runs import is_running, opened, targets
 from tests.hydro_rasda.models import mlp
@@ -89,11 +89,6 @@ def test_a_backend_is_closed_where_training_fails(one_process: None, quick: Quic
     with pytest.raises(KeyboardInterrupt):
         quick(backend=mine, model_fn=model_fn)
     assert mine.told == ["opened", "closed"]
-
-
-def test_what_comes_with_the_library_is_a_backend() -> None:
-    assert isinstance(LocalBackend(), Backend)
-    assert isinstance(RayBackend(), Backend)
 
 
 @pytest.mark.parametrize(

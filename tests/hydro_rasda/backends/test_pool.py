@@ -12,7 +12,6 @@ import pytest
 
 from hydro_rasda import RaceConfig
 from hydro_rasda.backends import pool as pool_module
-from hydro_rasda.backends.elastic_pool import ElasticPool
 from hydro_rasda.backends.pool import Answer, DeviceDied, DevicePool
 from hydro_rasda.contracts import Finished, Group, Outcome, Span, Task, Widths, full_size_task, group_key
 from hydro_rasda.heats.train_tasks import train_tasks
@@ -66,9 +65,8 @@ class Scripted:
             if work.number in self.pool.deadly:
                 return Said(DeviceDied("SIGKILL"))
             raises = work.number in self.pool.raising
-            return Said(
-                Outcome.failed(work.number, "it raised") if raises else Outcome.of_model(work.number, {}, [], 1.0)
-            )
+            outcome = Outcome.failed(work.number, "it raised") if raises else Outcome.of_model(work.number, {}, [], 1.0)
+            return Said([Finished(work, outcome)])
         numbers = [number for task in work for number in task.members]
         self.pool.trained.append(tuple(numbers))
         if self.pool.hanging & set(numbers):
@@ -92,9 +90,15 @@ class ScriptedPool(DevicePool):
     """So many of the processes that die do so with their machines."""
 
     def __init__(
-        self, run: Run, count: int, deadly: Iterable[object] = (), cores: int = 1, hanging: Iterable[int] = ()
+        self,
+        run: Run,
+        count: int,
+        deadly: Iterable[object] = (),
+        cores: int = 1,
+        hanging: Iterable[int] = (),
+        grows: bool = False,
     ) -> None:
-        super().__init__(run, count)
+        super().__init__(run, count, "gloo", grows)
         self.deadly, self.cores_each, self.hanging = set(deadly), cores, set(hanging)
         self.trained: list[tuple[int, ...]] = []
         self.processes: list[Scripted] = []
@@ -108,6 +112,9 @@ class ScriptedPool(DevicePool):
 
     def _load(self, keys: Iterable[str]) -> Load:
         return lambda key: {}
+
+    def _meeting(self, devices: Sequence[int]) -> str:
+        return "a meeting"
 
     def _is_lost(self, device: int) -> bool:
         self.machines_end -= 1
@@ -125,6 +132,18 @@ def group(*members: int) -> Task:
     return Task(group_key("sweep", SPAN, members), (Group("a kind", members, len(members) > 1),), (), SPAN)
 
 
+def rest_of(pool: DevicePool) -> list[Finished]:
+    """The tasks that are done until nothing is under way."""
+    done = list[Finished]()
+    while pool.busy():
+        done += pool.finished()
+    return done
+
+
+def failures_of(done: Iterable[Finished]) -> dict[int, str]:
+    return {n: error for finished in done for n, error in finished.outcome.failures.items()}
+
+
 def targets(*numbers: int, beside: int = 1) -> list[Task]:
     return [full_size_task(f"race/{n}", n, SPAN, None, 0, beside) for n in numbers]
 
@@ -138,10 +157,9 @@ def test_what_died_is_trained_by_whichever_device_is_free_before_anything_new(ru
     assert [finished.task.members for finished in done] == [(2,)]
     assert pool.idle() == []  # before new groups, what died
     assert pool.busy()
-    while pool.busy():
-        done += pool.finished()
+    done += rest_of(pool)
     assert pool.trained == [(0, 1), (2,), (0, 1), (0,), (1,), (1,)]
-    failures = {n: error for finished in done for n, error in finished.outcome.failures.items()}
+    failures = failures_of(done)
     assert failures == {1: "the process that trained it died 2 times: SIGKILL"}
     assert sorted(n for finished in done for n in finished.outcome.history) == [0, 1, 2]
     assert sum(not process.ended for process in pool.processes) == 2
@@ -155,9 +173,8 @@ def test_what_hangs_is_ended_once_it_is_known_how_long_others_take(run: Run, mon
     pool.start(0, group(0))
     done = [*pool.finished()]
     pool.start(0, group(1, 2))
-    while pool.busy():
-        done += pool.finished()
-    failures = {n: error for finished in done for n, error in finished.outcome.failures.items()}
+    done += rest_of(pool)
+    failures = failures_of(done)
     assert failures.keys() == {1}
     assert "died 2 times: it was ended as it hung: no epoch was over for 0 s" in failures[1]
     assert sorted(n for finished in done for n in finished.outcome.history) == [0, 1, 2]
@@ -181,9 +198,7 @@ def test_what_hangs_before_anything_was_heard_is_ended_by_the_dry_runs_times(
     while not pool.idle():
         pool.finished()
     pool.start(0, group(0))
-    done = [*pool.finished()]
-    while pool.busy():
-        done += pool.finished()
+    done = rest_of(pool)
     told = "no epoch was over for 0 s, by the dry run's times it takes 1e-06 s (100 times as long, and at least 0 s"
     assert told in done[-1].outcome.failures[0]
 
@@ -229,7 +244,7 @@ def test_devices_that_other_jobs_hold_are_told_of_and_left_out(
     """Of two workers that a full-size model is to have, one is there."""
     monkeypatch.setattr(pool_module, "ARRIVAL_S", 0.05)
     run = open_run(tmp_path / "run", problem.with_settings(race=RaceConfig(workers=2)), 8)
-    with run.store, closing(ScriptedElastic(run)) as pool:
+    with run.store, closing(ScriptedPool(run, 2, grows=True)) as pool:
         pool.held = frozenset([1])
         assert pool.idle() == [0]
         told = [message.text for message in read_messages(run.store.path)]
@@ -272,8 +287,7 @@ def test_full_size_models_share_the_devices_that_no_group_occupies(run: Run) -> 
     pool.start(0, group(0))
     done = [finished.task.number for finished in train_tasks(pool, targets(1, 2, 3, 4, 5, beside=5))]
     assert pool.trained[:3] == [(0,), (1, 2), (3, 4)]  # a third of five, rounded up
-    while pool.busy():
-        done += [finished.task.number for finished in pool.finished()]
+    done += [finished.task.number for finished in rest_of(pool)]
     assert sorted(done) == [0, 1, 2, 3, 4, 5]
 
 
@@ -285,23 +299,11 @@ def test_full_size_models_wait_where_groups_occupy_all_devices(run: Run) -> None
     assert pool.trained == [(0,), (1,), (2,)]
 
 
-class ScriptedElastic(ScriptedPool, ElasticPool):
-    """The same with a device for each rank; what trains there never ends."""
-
-    def __init__(self, run: Run, deadly: Iterable[object] = ()) -> None:
-        ElasticPool.__init__(self, run, 2, "gloo", grows=True)
-        self.deadly, self.cores_each, self.hanging = set(deadly), 1, set[int]()
-        self.trained, self.processes = [], []
-
-    def _meeting(self, devices: Sequence[int]) -> str:
-        return "a meeting"
-
-
 def test_a_group_that_died_begins_again_while_ranks_train(problem: Problem, tmp_path: Path) -> None:
     """As while transfer is checked; else no device would ever be free for a rank."""
     race = RaceConfig(workers=2)
     run = open_run(tmp_path / "run", problem.with_settings(race=race), 8)
-    with run.store, closing(ScriptedElastic(run, deadly=[0])) as pool:
+    with run.store, closing(ScriptedPool(run, 2, grows=True, deadly=[0])) as pool:
         pool.idle()
         pool.start(0, group(0))
         done = [finished.task.number for finished in train_tasks(pool, targets(1))]
@@ -313,13 +315,11 @@ def test_a_group_that_died_begins_again_while_ranks_train(problem: Problem, tmp_
 def test_what_ends_with_its_machine_is_not_to_blame(problem: Problem, tmp_path: Path, workers: int) -> None:
     """Of a group, of a full-size model, and of one of several ranks."""
     run = open_run(tmp_path / "run", problem.with_settings(race=RaceConfig(workers=workers)), 8)
-    with run.store, closing(ScriptedElastic(run, deadly=[0, 1])) as pool:
+    with run.store, closing(ScriptedPool(run, 2, grows=True, deadly=[0, 1])) as pool:
         pool.idle()
         pool.start(0, group(0))
         pool.machines_end = 3
-        done = [*pool.finished()]
-        while pool.busy():
-            done += pool.finished()
+        done = rest_of(pool)
         assert pool.trained == [(0,)] * 5
         assert done[0].outcome.failures == {0: "the process that trained it died 2 times: SIGKILL"}
         pool.machines_end = 3
@@ -329,13 +329,13 @@ def test_what_ends_with_its_machine_is_not_to_blame(problem: Problem, tmp_path: 
 
 
 def test_a_process_that_raised_is_kept_where_nobody_waits_for_it(run: Run) -> None:
-    with closing(ScriptedElastic(run)) as pool:
+    with closing(ScriptedPool(run, 2, grows=True)) as pool:
         pool.raising = frozenset([1])
         (finished,) = train_tasks(pool, targets(1))
         assert finished.outcome.error == "it raised"
         assert len(pool.processes) == 2
     run.problem = run.problem.with_settings(race=RaceConfig(workers=2))
-    with closing(ScriptedElastic(run)) as pool:
+    with closing(ScriptedPool(run, 2, grows=True)) as pool:
         pool.raising = frozenset([1])
         list(train_tasks(pool, targets(1)))
         assert len(pool.processes) == 4

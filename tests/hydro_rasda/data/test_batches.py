@@ -161,29 +161,9 @@ def test_a_loader_leaves_the_global_generator_where_it_was() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize(
-    "empty",
-    [
-        (X[:0], Y[:0]),
-        TensorDataset(X[:0], Y[:0]),
-        [],
-        (),
-        (torch.tensor(1.0), torch.tensor(1)),
-    ],
-)
-def test_no_examples(empty: Data) -> None:
-    with pytest.raises(ValueError, match="`train_data` is empty, but must have at least one example"):
-        read(empty)
-
-
 def test_no_batches() -> None:
     with pytest.raises(ValueError, match="`train_data` is empty"):
         next(read(lambda batch_size: []).epoch(4, 0))
-
-
-def test_tensors_of_different_lengths() -> None:
-    with pytest.raises(ValueError, match=r"`train_data` has tensors of \[11, 10\] examples"):
-        read((X, Y[:-1]))
 
 
 class NoLength(Dataset[Tensor]):
@@ -191,41 +171,30 @@ class NoLength(Dataset[Tensor]):
         return X[i]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [None, 3, "digits.csv", b"digits", {"x": X, "y": Y}, {X, Y}, loader(4), Stream(), NoLength(), (X, None)],
-    ids=lambda wrong: type(wrong).__name__,
-)
-def test_other_forms_are_refused(wrong: Any) -> None:
-    with pytest.raises(ValueError, match="`train_data` is a "):
-        read(wrong)
-
-
 FRAME, COLUMN = pd.DataFrame(X.numpy()), pd.Series(Y.numpy())
+NO_ROWS, SINGLE = (X[:0], Y[:0]), (torch.tensor(1.0), torch.tensor(1))
+REFUSED: dict[str, list[Any]] = {
+    "is empty, but must have at least one example": [NO_ROWS, TensorDataset(*NO_ROWS), [], (), SINGLE],
+    r"has tensors of \[11, 10\] examples": [(X, Y[:-1])],
+    "is a ": [None, 3, "digits.csv", b"digits", {"x": X, "y": Y}, {X, Y}, loader(4), Stream(), NoLength(), (X, None)],
+    # Its columns would be examples.
+    r"is a DataFrame, but must be .* `.to_numpy\(\)` makes arrays": [FRAME],
+    r"is a tuple of DataFrame, Series, but must be .* `.to_numpy\(\)` makes arrays": [(FRAME, COLUMN)],
+    r"is a list of Tensor, Series, but must be .* `.to_numpy\(\)` makes arrays": [[X, COLUMN]],
+    r"is a .*, but must be .* `make_loader\(batch_size\)`": [lambda: [], TensorDataset],
+}
+"""What is no data, by what is said of it."""
 
 
-@pytest.mark.parametrize(
-    ("table", "kind"),
-    [
-        (FRAME, "DataFrame"),  # its columns would be examples
-        ((FRAME, COLUMN), "tuple of DataFrame, Series"),
-        ([X, COLUMN], "list of Tensor, Series"),
-    ],
-)
-def test_tables_are_refused_with_what_makes_arrays_of_them(table: Any, kind: str) -> None:
-    with pytest.raises(ValueError, match=f"`train_data` is a {kind}, but must be .* `.to_numpy\\(\\)` makes arrays"):
-        read(table)
+@pytest.mark.parametrize(("told", "wrong"), [(told, wrong) for told, every in REFUSED.items() for wrong in every])
+def test_other_data_are_refused(told: str, wrong: Any) -> None:
+    with pytest.raises(ValueError, match=f"`train_data` {told}"):
+        read(wrong)
 
 
 def test_other_validation_data_are_told_of_splitters() -> None:
     with pytest.raises(ValueError, match=r"`val_data` is a float, but must be .*, or a splitter such as `KFold\(5\)`"):
         make_batches(0.2, "val_data", CPU, 0)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("wrong", [lambda: [], TensorDataset])
-def test_a_function_that_takes_no_batch_size(wrong: Any) -> None:
-    with pytest.raises(ValueError, match=r"`train_data` is a .*, but must be .* `make_loader\(batch_size\)`"):
-        read(wrong)
 
 
 def test_a_function_that_makes_no_loader() -> None:

@@ -46,7 +46,7 @@ class AllHeats(Curves):
 
     def finished(self) -> list[Finished]:
         device = min(self._under_way, key=lambda device: self._comes_last(self._under_way[device]))
-        if (task := self._under_way[device]).heat == "sweep":
+        if not (task := self._under_way[device]).is_full_size:
             self._under_way = {device: task, **self._under_way}
             (finished,) = super().finished()
         else:

@@ -26,7 +26,6 @@ from hydro_rasda.run.crash_log import DOING, DROPPED
 from hydro_rasda.run.events import CheckpointSaved, EpochsTrained, HeatBegan
 from hydro_rasda.run.files import Unsafe
 from hydro_rasda.training import group_widths
-from hydro_rasda.training.measure_widths import measure_widths
 from tests.hydro_rasda.forks import forked, is_killed
 from tests.hydro_rasda.models import Config, mlp
 
@@ -104,6 +103,7 @@ def test_a_measurement_that_ended_processes_is_left_out_until_the_user_has_it_tr
         measured.append(arguments)
         return measure_widths(*arguments)
 
+    measure_widths = group_widths.measure_widths
     measured, said = list[Any](), list[str]()
     asked: dict[str, Any] = {"sweep": {"fusion": "auto"}, "space": {"lr": loguniform(1e-3, 0.1)}, "num_samples": 4}
     asked |= {"max_t": 2, "callbacks": [lambda event: said.append(getattr(event, "text", ""))]}

@@ -74,6 +74,15 @@ def learn(net: nn.Module, steps: int, seed: int = 0) -> None:
         update.step()
 
 
+def averaged(net: nn.Module, steps: int, horizon: float = HORIZON) -> Average:
+    """The average over the network's next steps."""
+    average = Average(lambda: trained_tensors(net))
+    for step in range(steps):
+        learn(net, 1, step)
+        average.update(horizon)
+    return average
+
+
 def test_it_averages_as_torch_does() -> None:
     """Evenly over the first steps, then each moves it by 1 / horizon of the way; running statistics likewise."""
 
@@ -118,10 +127,7 @@ def test_it_goes_on_from_what_was_saved() -> None:
 @pytest.mark.parametrize("horizon", [0.0, 0.3, 1.0])
 def test_a_horizon_of_a_step_is_the_step(horizon: float) -> None:
     net = model()
-    average = Average(lambda: trained_tensors(net))
-    for step in range(3):
-        learn(net, 1, step)
-        average.update(horizon)
+    average = averaged(net, 3, horizon)
     assert not average.differs
     before = net.state_dict()["0.weight"].clone()
     with average.in_place():
@@ -154,10 +160,7 @@ def test_buffers_that_are_no_statistics_keep_their_last_value(norm: Callable[[nn
     """Those of spectral normalization are unit vectors, and the mean of such is shorter."""
     torch.manual_seed(0)
     net = nn.Sequential(norm(nn.Linear(3, 5)), nn.Tanh(), nn.Linear(5, 1))
-    average = Average(lambda: trained_tensors(net))
-    for step in range(6):
-        learn(net, 1, step)
-        average.update(HORIZON)
+    average = averaged(net, 6)
     last = {name: buffer.clone() for name, buffer in net.named_buffers()}
     assert len(last) == 2
     with average.in_place():
@@ -171,10 +174,7 @@ def test_an_infinite_buffer_stays_as_it_is() -> None:
     net = model()
     mask = torch.triu(torch.full((3, 3), -math.inf), 1)
     net.register_buffer("mask", mask.clone())
-    average = Average(lambda: trained_tensors(net))
-    for step in range(3):
-        learn(net, 1, step)
-        average.update(HORIZON)
+    average = averaged(net, 3)
     with average.in_place():
         assert torch.equal(net.get_buffer("mask"), mask)
 

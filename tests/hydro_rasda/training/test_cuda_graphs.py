@@ -22,8 +22,7 @@ from hydro_rasda.contracts import Group, Outcome, Span, Task, full_size_task
 from hydro_rasda.data import ALONE, make_batches
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.training import fused_learner, single_learner
-from hydro_rasda.training.full_size import full_size_learner, train_full_size_trial
-from hydro_rasda.training.full_size_on_ranks import RankPlace, train_target_on_ranks
+from hydro_rasda.training.full_size import RankPlace, full_size_learner, train_full_size_trial, train_target_on_ranks
 from hydro_rasda.training.fused_learner import FusedLearner
 from hydro_rasda.training.group_training import train_group
 from tests.hydro_rasda.models import mlp

@@ -33,6 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 TRIALS = {n: Trial(n, {"lr": 0.01 * (n + 1), "batch_size": (32, 64)[n % 2], "momentum": 0.9}) for n in range(6)}
 EVEN, ODD = Group("even", (0, 2, 4), fused=True), Group("odd", (1, 3, 5), fused=True)
+ONE, OTHER = Group("even", (0,), fused=True), Group("odd", (1,), fused=True)
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +59,10 @@ def groups(*those: Group) -> Task:
 def train_groups(device: DeviceTrainer, task: Task, how: Work) -> Outcome:
     (finished,) = device.train([task], how)
     return finished.outcome
+
+
+def with_deadly(number: int) -> dict[int, Trial]:
+    return {**TRIALS, number: Trial(number, {**TRIALS[number].config, "deadly": True})}
 
 
 def deadly(problem: Problem, folder: Path, times: int) -> Problem:
@@ -104,7 +109,7 @@ def test_a_warning_of_each_milestone_is_given_once(problem: Problem) -> None:
 
 def test_a_process_that_died_once_costs_time_alone(problem: Problem, tmp_path: Path) -> None:
     """On as many threads as it had, so that sums are added up in the same order: what it gives is the same."""
-    trials = {**TRIALS, 1: Trial(1, {**TRIALS[1].config, "deadly": True})}
+    trials = with_deadly(1)
     unbroken = train_groups(DeviceTrainer(problem), groups(EVEN, ODD), work(trials=trials))
     folder = tmp_path / "deaths"
     outcome = train_groups(DeviceTrainer(deadly(problem, folder, times=1)), groups(EVEN, ODD), work(trials=trials))
@@ -126,7 +131,7 @@ def test_what_is_trained_again_has_the_threads_that_it_had(problem: Problem, tmp
         return mlp(config, width_ratio)
 
     device = DeviceTrainer(replace(problem, model_fn=model_fn))
-    assert train_groups(device, groups(Group("even", (0,), True), Group("odd", (1,), True)), work()).failures
+    assert train_groups(device, groups(ONE, OTHER), work()).failures
     list(device.train(tasks(0, 1), work()))
     assert seen.read_text() == "1" * 8
 
@@ -136,9 +141,9 @@ def test_what_kills_its_process_fails_alone_where_nothing_trains_beside_it(
     problem: Problem, tmp_path: Path, threads: int
 ) -> None:
     torch.set_num_threads(threads)
-    trials = {**TRIALS, 0: Trial(0, {**TRIALS[0].config, "deadly": True})}
+    trials = with_deadly(0)
     dying = DeviceTrainer(deadly(problem, tmp_path / "deaths", times=1000))
-    assert train_groups(dying, groups(Group("even", (0,), True)), work(trials=trials)).failures.keys() == {0}
+    assert train_groups(dying, groups(ONE), work(trials=trials)).failures.keys() == {0}
     (finished,) = dying.train(tasks(0), work(trials=trials))
     assert finished.outcome.error is not None
     assert finished.outcome.died
@@ -159,7 +164,7 @@ def test_code_that_would_end_the_script_fails_its_trial(
 
     for broken in (replace(problem, model_fn=model_fn), replace(problem, objective=objective)):
         device = DeviceTrainer(broken)
-        assert "SystemExit" in train_groups(device, groups(Group("even", (0,), True)), work()).failures[0]
+        assert "SystemExit" in train_groups(device, groups(ONE), work()).failures[0]
         (finished,) = device.train(tasks(0), work())
         assert finished.outcome.error is not None
         assert "SystemExit" in finished.outcome.error
@@ -169,7 +174,7 @@ def test_code_that_would_end_the_script_fails_its_trial(
 
 
 def test_only_the_trial_that_kills_its_process_fails(problem: Problem, tmp_path: Path) -> None:
-    trials = {**TRIALS, 3: Trial(3, {**TRIALS[3].config, "deadly": True})}
+    trials = with_deadly(3)
     dying = DeviceTrainer(deadly(problem, tmp_path / "deaths", times=1000))
     outcome = train_groups(dying, groups(EVEN, ODD), work(trials=trials))
     assert set(outcome.failures) == {3}
@@ -258,14 +263,13 @@ def test_what_is_killed_for_memory_trains_alone_from_then_on(
 ) -> None:
     """Nobody knew what either takes. Then that is kept: a later call trains one after the other, and none is killed."""
     monkeypatch.setenv("HYDRO_RASDA_CACHE", str(tmp_path / "cache"))
-    even, odd = Group("even", (0,), fused=True), Group("odd", (1,), fused=True)
     folder = tmp_path / "heavy"
     asked = heavy(problem, folder)
 
     def train(problem: Problem) -> dict[int, Any]:
         device = DeviceTrainer(problem, share=DeviceShare(memory=ROOM))
         if heat == "sweep":
-            outcome = train_groups(device, groups(even, odd), work())
+            outcome = train_groups(device, groups(ONE, OTHER), work())
             assert not outcome.failures
             return outcome.history
         outcomes = {done.task.number: done.outcome for done in device.train(tasks(0, 1), work())}
@@ -289,10 +293,9 @@ def test_what_is_killed_for_memory_trains_alone_from_then_on(
 def test_what_fits_memory_trains_at_the_same_time(problem: Problem, tmp_path: Path) -> None:
     asked = heavy(problem, tmp_path / "heavy", together=True)
     device = DeviceTrainer(asked, share=DeviceShare(memory=3 * BALLAST))
-    even, odd = Group("even", (0,), fused=True), Group("odd", (1,), fused=True)
     device._peaks_of("sweep").learn("even+adamw", 1, 1.2 * BALLAST)
     device._peaks_of("sweep").learn("odd+adamw", 1, 1.2 * BALLAST)
-    outcome = train_groups(device, groups(even, odd), work())  # would wait for ever for each other
+    outcome = train_groups(device, groups(ONE, OTHER), work())  # would wait for ever for each other
     assert not outcome.failures
 
 
@@ -324,7 +327,7 @@ def test_full_size_trials_beside_each_other_are_those_one_after_another(problem:
 
 
 def test_a_full_size_trial_has_a_second_chance_alone(problem: Problem, tmp_path: Path) -> None:
-    trials = {**TRIALS, 1: Trial(1, {**TRIALS[1].config, "deadly": True})}
+    trials = with_deadly(1)
     once = DeviceTrainer(deadly(problem, tmp_path / "once", times=1))
     found = {done.task.number: done.outcome.error for done in once.train(tasks(0, 1), work(trials=trials))}
     assert found == {0: None, 1: None}

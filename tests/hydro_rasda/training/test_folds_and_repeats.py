@@ -49,9 +49,10 @@ def wide(config: Config, width_ratio: float = 1.0) -> nn.Module:
 
 
 @pytest.fixture
-def doubles(digits: tuple[Pair, Pair]) -> Pair:
+def hundred(digits: tuple[Pair, Pair]) -> Pair:
+    """100 examples in float64."""
     (x, y), _ = digits
-    return x.double(), y
+    return x[:100].double(), y[:100]
 
 
 def folded(data: Any, splitter: Any, seed: int = 0, **settings: Any) -> Problem:
@@ -119,13 +120,12 @@ def _none_is_loaded(key: str) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_fused_folds_equal_separate_trainings(doubles: Pair, fused: bool) -> None:
-    x, y = doubles
-    compare(folded((x[:100], y[:100]), KFold(3)), fused)  # training sets of 66 and 67 examples
+def test_fused_folds_equal_separate_trainings(hundred: Pair, fused: bool) -> None:
+    compare(folded(hundred, KFold(3)), fused)  # training sets of 66 and 67 examples
 
 
 def test_folds_are_validated_in_the_precision_in_which_they_train(
-    doubles: Pair, monkeypatch: pytest.MonkeyPatch
+    hundred: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: set[bool] = set()
     evaluate = FusedLearner.evaluate_apart
@@ -135,8 +135,7 @@ def test_folds_are_validated_in_the_precision_in_which_they_train(
         return evaluate(learner, batches)
 
     monkeypatch.setattr(FusedLearner, "evaluate_apart", noting)
-    x, y = doubles
-    problem = folded((x[:100], y[:100]), KFold(3), precision="tf32")
+    problem = folded(hundred, KFold(3), precision="tf32")
     assert not train_group(problem, TRIALS, task([0, 1, 2], 0, 1), lambda key: {}).failures
     assert seen == {True}
 
@@ -145,9 +144,8 @@ def test_fused_seeds_equal_separate_trainings(digits: tuple[Pair, Pair]) -> None
     compare(repeated(digits))
 
 
-def test_seeds_of_each_fold_equal_separate_trainings(doubles: Pair) -> None:
-    x, y = doubles
-    compare(folded((x[:100], y[:100]), KFold(2), sweep=SweepConfig(surrogate=0.5, repeats=2)))
+def test_seeds_of_each_fold_equal_separate_trainings(hundred: Pair) -> None:
+    compare(folded(hundred, KFold(2), sweep=SweepConfig(surrogate=0.5, repeats=2)))
 
 
 class Ragged(Dataset[Any]):
@@ -168,9 +166,8 @@ class Ragged(Dataset[Any]):
         return self.__getitems__([row])[0]
 
 
-def test_batches_of_other_shapes_train_one_after_another(doubles: Pair) -> None:
-    x, y = doubles
-    problem = folded(Ragged((x[:60], y[:60])), KFold(2, shuffle=True, random_state=0))
+def test_batches_of_other_shapes_train_one_after_another(hundred: Pair) -> None:
+    problem = folded(Ragged(hundred), KFold(2, shuffle=True, random_state=0))
 
     def objective(model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
         return {"loss": nn.functional.cross_entropy(model(batch[0]), batch[1])}
@@ -181,9 +178,8 @@ def test_batches_of_other_shapes_train_one_after_another(doubles: Pair) -> None:
     compare(problem)
 
 
-def test_parts_of_batches_are_those_of_each_model(doubles: Pair) -> None:
-    x, y = doubles
-    problem = folded((x[:100], y[:100]), KFold(3))
+def test_parts_of_batches_are_those_of_each_model(hundred: Pair) -> None:
+    problem = folded(hundred, KFold(3))
     found = []
     for parts in (1, 2):
         trials = {0: Trial(0, {**TRIALS[0].config, "dropout": 0.0, "accumulate": parts})}
@@ -192,9 +188,8 @@ def test_parts_of_batches_are_those_of_each_model(doubles: Pair) -> None:
     assert found[0] == pytest.approx(found[1], rel=1e-10)
 
 
-def test_whole_metrics_are_those_of_each_fold(doubles: Pair) -> None:
-    x, y = doubles
-    problem = folded((x[:100], y[:100]), KFold(3))
+def test_whole_metrics_are_those_of_each_fold(hundred: Pair) -> None:
+    problem = folded(hundred, KFold(3))
 
     def metrics(outputs: Tensor, targets: Tensor) -> Mapping[str, float]:
         return {"examples": float(len(outputs)), "hits": float((outputs.argmax(1) == targets).sum())}
@@ -220,9 +215,8 @@ def full_size(problem: Problem, number: int, span: Span, state: Any = None, **mo
     return outcome
 
 
-def test_a_finalist_on_its_folds_is_a_training_on_each(doubles: Pair) -> None:
-    x, y = doubles
-    problem = folded((x[:100], y[:100]), KFold(3))
+def test_a_finalist_on_its_folds_is_a_training_on_each(hundred: Pair) -> None:
+    problem = folded(hundred, KFold(3))
     first = full_size(problem, 0, Span(0, 2))
     done = full_size(problem, 0, Span(2, 4), first.state)
     own = [full_size(of_model, 0, Span(0, 4)) for of_model in problem.each("race")]
@@ -234,23 +228,20 @@ def test_a_finalist_on_its_folds_is_a_training_on_each(doubles: Pair) -> None:
     assert len({state["best"]["epoch"] for state in states_apart(done.state, 3)} | {done.state["best"]["epoch"]}) == 1
 
 
-def test_the_deviation_over_folds_is_that_of_the_weights_that_count(doubles: Pair) -> None:
+def test_the_deviation_over_folds_is_that_of_the_weights_that_count(hundred: Pair) -> None:
     """Averages over half of a short training lag, and count in no fold."""
-    x, y = doubles
     own, both = (
-        full_size(folded((x[:100], y[:100]), KFold(3), race=RaceConfig(ema=ema)), 1, Span(0, 4)).epochs[-1][1]
-        for ema in (0, 0.5)
+        full_size(folded(hundred, KFold(3), race=RaceConfig(ema=ema)), 1, Span(0, 4)).epochs[-1][1] for ema in (0, 0.5)
     )
     assert both["val_loss_averaged"] > both["val_loss"]
     assert both.items() >= own.items()
     assert "val_loss_std" in own
 
 
-def test_the_winner_is_trained_once_more_as_a_run_on_all_examples_trains_it(doubles: Pair) -> None:
-    x, y = doubles
-    problem = folded((x[:100], y[:100]), KFold(3), race=RaceConfig(ema=0))
+def test_the_winner_is_trained_once_more_as_a_run_on_all_examples_trains_it(hundred: Pair) -> None:
+    problem = folded(hundred, KFold(3), race=RaceConfig(ema=0))
     refit = full_size(problem, 0, Span(0, 3), refit=True).state
-    whole = make_batches((x[:100], y[:100]), "train_data", CPU, 0)
+    whole = make_batches(hundred, "train_data", CPU, 0)
     plain = replace(problem, train_data=whole, val_data=whole, folds=None).with_settings(folds=0)
     trained = full_size(plain, 0, Span(0, 3)).state
     assert refit is not None
@@ -258,18 +249,16 @@ def test_the_winner_is_trained_once_more_as_a_run_on_all_examples_trains_it(doub
     torch.testing.assert_close(refit["best"]["model"], trained["model"], rtol=0, atol=0)
 
 
-def test_a_winner_that_diverges_on_all_examples_is_not_handed_back(doubles: Pair) -> None:
-    x, y = doubles
-    problem, wild = folded((x[:100], y[:100]), KFold(3)), Trial(0, {"optimizer": "sgd", "lr": 1e200, "batch_size": 32})
+def test_a_winner_that_diverges_on_all_examples_is_not_handed_back(hundred: Pair) -> None:
+    problem, wild = folded(hundred, KFold(3)), Trial(0, {"optimizer": "sgd", "lr": 1e200, "batch_size": 32})
     outcome = train_full_size_trial(problem, wild, full_size_task("a task", 0, Span(0, 3), None, 0, refit=True), None)
     assert not outcome.checkpoint
     assert outcome.error is not None
     assert "FloatingPointError: the training loss of epoch 1 is not finite" in outcome.error
 
 
-def test_what_stops_a_finalist_leaves_all_of_its_models_at_one_epoch(doubles: Pair) -> None:
-    x, y = doubles
-    problem = folded((x[:60], y[:60]), KFold(2))
+def test_what_stops_a_finalist_leaves_all_of_its_models_at_one_epoch(hundred: Pair) -> None:
+    problem = folded(hundred, KFold(2))
     asked = iter([False, True])
     outcome = train_full_size_trial(
         problem, TRIALS[0], full_size_task("a task", 0, Span(0, 4), None, 0), None, lambda: next(asked)

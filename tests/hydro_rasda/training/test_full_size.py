@@ -20,8 +20,7 @@ from hydro_rasda.problem.problem import Problem
 from hydro_rasda.schedulers import rank
 from hydro_rasda.settings.config import Keep, Mode
 from hydro_rasda.training.folds_and_repeats import shares_of
-from hydro_rasda.training.full_size import train_full_size_trial
-from hydro_rasda.training.full_size_on_ranks import RankPlace, train_target_on_ranks
+from hydro_rasda.training.full_size import RankPlace, train_full_size_trial, train_target_on_ranks
 from hydro_rasda.training.single_learner import SingleLearner
 from tests.fusion.optim.test_fused import Counting
 from tests.hydro_rasda.models import Config

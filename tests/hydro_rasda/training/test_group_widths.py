@@ -390,7 +390,7 @@ def test_compiling_is_tried_where_groups_train_for_long(problem: Problem, monkey
         tried.append(len(modules))
         return Compiled(3.0, 20.0, 0.1)
 
-    monkeypatch.setattr("hydro_rasda.training.measure_widths.compiled_speedup", measured)
+    monkeypatch.setattr(group_widths, "compiled_speedup", measured)
     monkeypatch.setattr(group_widths, "best_width", lambda *of: 4)
     monkeypatch.setattr(probe, "best_width", lambda *of: 4)
     asked = {"kind": trials(8)}

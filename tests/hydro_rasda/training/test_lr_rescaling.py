@@ -1,5 +1,6 @@
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -63,38 +64,25 @@ def test_the_papers_rule_is_linear_for_sgd_and_the_root_for_adam() -> None:
     assert RaceConfig(lr_rule="paper").lr_rule == "paper"
 
 
-def test_every_learning_rate_over_two_resizes() -> None:
-    """SGD at 0.1, 1 -> 2 workers with a warm-up of 4 steps, then 2 -> 8 with one of 2."""
-    optimizer = SGD(parameter(), lr=0.1)
-    rescaled = RescaledLR(optimizer, growth=2, warmup_steps=4)
-    assert lrs_of_steps(optimizer, 6) == pytest.approx([0.125, 0.15, 0.175, 0.2, 0.2, 0.2])
-    larger = SGD(parameter(), lr=0.1)
-    RescaledLR(larger, growth=8, warmup_steps=2, state=rescaled.state_dict())
-    assert lrs_of_steps(larger, 4) == pytest.approx([0.5, 0.8, 0.8, 0.8])  # 2 -> 8: 5, 8 times 0.1
+SCALED: dict[str, tuple[Any, ...]] = {
+    "two resizes": (SGD, 0.1, "auto", [(2, 4, [0.125, 0.15, 0.175, 0.2, 0.2]), (8, 2, [0.5, 0.8, 0.8])]),
+    "the rule's end": (Adam, 0.01, "sqrt", [(4, 2, [0.015, 0.02, 0.02])]),
+    "a resize in the middle of a warm-up": (SGD, 1.0, "auto", [(3, 4, [1.5, 2.0]), (6, 2, [4.0, 6.0, 6.0])]),
+    "a warm-up that a failure broke off": (SGD, 1.0, "auto", [(3, 4, [1.5, 2.0]), (3, 4, [2.5, 3.0, 3.0])]),
+}
+"""Optimizer, rate and rule; then each start: the growth, the steps of its warm-up, and the rate of each step."""
 
 
-def test_the_warm_up_ends_at_what_the_rule_says() -> None:
-    optimizer = Adam(parameter(), lr=0.01)
-    RescaledLR(optimizer, growth=4, rule="sqrt", warmup_steps=2)
-    assert lrs_of_steps(optimizer, 3) == pytest.approx([0.015, 0.02, 0.02])
-
-
-def test_a_resize_in_the_middle_of_a_warm_up_goes_on_from_there() -> None:
-    optimizer = SGD(parameter(), lr=1.0)
-    rescaled = RescaledLR(optimizer, growth=3, warmup_steps=4)
-    lrs_of_steps(optimizer, 2)  # 1.5, 2.0
-    larger = SGD(parameter(), lr=1.0)
-    RescaledLR(larger, growth=6, warmup_steps=2, state=rescaled.state_dict())
-    assert lrs_of_steps(larger, 3) == pytest.approx([4.0, 6.0, 6.0])
-
-
-def test_a_warm_up_broken_off_by_a_failure_goes_on() -> None:
-    optimizer = SGD(parameter(), lr=1.0)
-    rescaled = RescaledLR(optimizer, growth=3, warmup_steps=4)
-    whole = lrs_of_steps(optimizer, 2)
-    again = SGD(parameter(), lr=1.0)
-    RescaledLR(again, growth=3, warmup_steps=4, state=rescaled.state_dict())
-    assert whole + lrs_of_steps(again, 3) == [1.5, 2.0, 2.5, 3.0, 3.0]
+@pytest.mark.parametrize(("kind", "lr", "rule", "starts"), SCALED.values(), ids=SCALED)
+def test_the_learning_rate_of_every_step(
+    kind: Callable[..., Optimizer], lr: float, rule: str, starts: list[tuple[float, int, list[float]]]
+) -> None:
+    state = None
+    for growth, warmup, rates in starts:
+        optimizer = kind(parameter(), lr=lr)
+        rescaled = RescaledLR(optimizer, growth, rule, warmup, state)
+        assert lrs_of_steps(optimizer, len(rates)) == pytest.approx(rates)
+        state = rescaled.state_dict()
 
 
 def test_the_schedule_never_sees_the_multiplier() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,11 +24,10 @@ from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Span
 from hydro_rasda.data import Batch, Data, make_batches
 from hydro_rasda.problem.problem import Problem
-from hydro_rasda.processes.temporary_folders import owner
 from hydro_rasda.settings.config import TuneConfig
-from hydro_rasda.training.full_size import full_size_learner
-from hydro_rasda.training.full_size_on_ranks import train_full_size
+from hydro_rasda.training.full_size import full_size_learner, train_full_size
 from hydro_rasda.training.loop import keep_best, train_epochs
+from tests.hydro_rasda.backends.ray.trainables import job
 from tests.hydro_rasda.ranks import on_ranks
 
 CPU = torch.device("cpu")
@@ -103,26 +101,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def rank_reports(rank: int, world: int, what: Problem, config: dict[str, Any], job: dict[str, Any]) -> Any:
+def rank_reports(rank: int, world: int, what: Problem, config: dict[str, Any], more: dict[str, Any]) -> Any:
     """Rank 0's reports, and the last state that it saved; the other ranks have none."""
     ours, theirs = Pipe()
     for _ in range(MAX_T):
         theirs.send(None)
-    own = {
-        "config": {"trial": 5, "config": config},
-        "trial": "t5",
-        "rank": rank,
-        "world_size": world,
-        "workers": world,
-        "gpus": 0,
-        "checkpoint": None,
-        "milestones": (),
-        "checkpoint_every": None,
-        "time_attr": "training_iteration",
-        "owner": owner(os.getpid()),
-        **job,
-    }
-    train_full_size(RankWorker(own, what, ours))
+    asked = {"config": {"trial": 5, "config": config}, "rank": rank, "world_size": world, "workers": world, **more}
+    train_full_size(RankWorker(job(**asked), what, ours))
     reports, saved = [], []
     while theirs.poll():
         _, (metrics, folder) = theirs.recv()
@@ -249,8 +234,8 @@ def test_growth_goes_on_from_the_checkpoint_with_a_warm_up(config: str, workers:
     what, chosen = problem(), {**CONFIGS[config], "rescale_warmup_epochs": 2}
     (first, saved), *_ = on_ranks(workers, rank_reports, ending_at(1, what), chosen, {})
     torch.save(saved[-1], tmp_path / "worker.pt")
-    job = {"workers": workers, "checkpoint": str(tmp_path)}
-    reports, _ = on_ranks(2 * workers, rank_reports, what, chosen, job)[0]
+    more = {"workers": workers, "checkpoint": str(tmp_path)}
+    reports, _ = on_ranks(2 * workers, rank_reports, what, chosen, more)[0]
     assert {(r["workers"], r["global_batch_size"]) for r in reports} == {(2 * workers, 16)}
     history, _ = one_process(what, chosen, [(Span(0, 1), 1), (Span(1, MAX_T), 2)], warmup=2)
     assert_same(first + reports, history)

@@ -1,5 +1,4 @@
 import math
-import os
 import tempfile
 from multiprocessing import Pipe
 from pathlib import Path
@@ -11,22 +10,8 @@ from torch import nn
 from torch.optim import SGD
 
 from hydro_rasda.backends.ray.rank_worker import RankWorker, run_rank
-from hydro_rasda.processes.temporary_folders import owner
+from tests.hydro_rasda.backends.ray.trainables import job
 from tests.hydro_rasda.ranks import on_ranks
-
-JOB = {
-    "config": {"lr": 0.1},
-    "trial": "t0",
-    "rank": 0,
-    "world_size": 1,
-    "workers": 1,
-    "gpus": 0,
-    "checkpoint": None,
-    "milestones": (2, 4),
-    "checkpoint_every": None,
-    "time_attr": "training_iteration",
-    "owner": owner(os.getpid()),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +21,8 @@ def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def worker(connection: Any = None, **changes: Any) -> RankWorker:
-    return RankWorker({**JOB, **changes}, data=None, connection=connection)
+    asked = {"config": {"lr": 0.1}, "milestones": (2, 4), **changes}
+    return RankWorker(job(**asked), data=None, connection=connection)
 
 
 def test_a_worker_that_is_taken_for_a_configuration_says_what_it_is() -> None:
@@ -127,7 +113,7 @@ def test_a_function_that_reports_by_another_way_is_refused() -> None:
     """`tune.report` does nothing in a rank: the trial ended without a result, and without an error."""
     ours, _ = Pipe()
     with pytest.raises(RuntimeError, match=r"never called worker\.report; tune\.report tells nothing"):
-        run_rank((lambda worker: None, None), {**JOB, "threads": torch.get_num_threads()}, ours)
+        run_rank((lambda worker: None, None), job(threads=torch.get_num_threads()), ours)
 
 
 def ranks_measure(rank: int, world: int, states: list[Any], sized: bool) -> list[Any]:

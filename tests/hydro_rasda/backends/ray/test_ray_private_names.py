@@ -3,13 +3,42 @@
 import importlib
 import inspect
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 import hydro_rasda
 from hydro_rasda.backends.ray import ray_private_names
-from hydro_rasda.backends.ray.ray_private_names import PRIVATE
+
+PRIVATE: Mapping[str, Mapping[str, str]] = {
+    "ray.tune.execution.tune_controller.TuneController": {
+        "_actor_manager": "find who holds the placement groups; without, leave `lose_no_worker` out",
+        "_requeue_trial": "have the trial added again as Ray does for one that may be repeated",
+        "_reuse_actors": "leave `check_reuse` out: Ray's own error names no cause",
+        "_staged_trials": "leave `clear` out where Ray itself clears trials that are over",
+        "_unstage_trial_with_resources": "look for what takes a trial's request for a placement group back",
+    },
+    "ray.tune.trainable.function_trainable.FunctionTrainable": {
+        "_trainable_func": "find where Ray keeps the function; without, `reads_checkpoint` says yes"
+    },
+    "ray.tune.schedulers.TrialScheduler": {
+        "_supports_buffered_results": "look for what else has Ray hand each report over at once"
+    },
+    "ray.air.execution._internal.actor_manager.RayActorManager": {
+        "_resource_manager": "find who holds the placement groups; without, leave `lose_no_worker` out"
+    },
+    "ray.air.execution.PlacementGroupResourceManager": {
+        "_pg_to_request": "see whether ray-project/ray#64693 is fixed: then `SettledGroups` goes",
+        "_pg_to_staging_future": "likewise",
+        "_request_to_staged_pgs": "likewise",
+        "_staging_future_to_pg": "likewise",
+    },
+    "ray.tune.execution.tune_controller.TrialRunnerWrapper": {
+        "_tune_controller": "hand the controller on as it is: Ray has dropped its wrapper"
+    },
+}
+"""Maps classes of Ray to their private names in use, each with what to do if a version of Ray lacks it."""
 
 ROOM = Path(hydro_rasda.__file__).parent
 NAMES = {name for names in PRIVATE.values() for name in names}

@@ -1,13 +1,22 @@
-"""Training functions that ranks run."""
+"""Training functions that ranks run, and what a rank is told."""
 
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
+from hydro_rasda.processes.temporary_folders import owner
 from hydro_rasda.training.worker import Worker
+
+
+def job(**changes: Any) -> dict[str, Any]:
+    """What `elastic` tells a rank: here, the only one of a trial that begins, without a scheduler."""
+    told = {"config": {}, "trial": "t", "rank": 0, "world_size": 1, "workers": 1, "gpus": 0, "threads": 1}
+    saving = {"checkpoint": None, "milestones": (), "checkpoint_every": None, "time_attr": "training_iteration"}
+    return {**told, **saving, "ray_job": "a job", "owner": owner(os.getpid()), **changes}
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
