@@ -22,6 +22,7 @@ from hydro_rasda.common.secret_masking import hide, secrets_of
 from hydro_rasda.contracts import Backend, Devices, SweepRule
 from hydro_rasda.data import Data, Splitter
 from hydro_rasda.dry_run.dry_run_and_hints import Ready, get_ready
+from hydro_rasda.dry_run.identity import Identity
 from hydro_rasda.dry_run.request import Request
 from hydro_rasda.heats.cost_limits import Costs, all_fit
 from hydro_rasda.heats.finalists import hand_over
@@ -258,19 +259,19 @@ def _run(
     held_back: HeldBack,
 ) -> TuneResult:
     """Begin or resume the run, and train its heats."""
-    identity, searcher, settings = request.identity(), request.searcher(), request.settings
+    identity, searcher, settings = Identity(request), request.searcher(), request.settings
     problem = request.problem(backend)
     sampled = (request.space, settings.num_samples, settings.seed, settings.sweep.first, request.strategy)
     constraints = settings.sweep.constraints
     candidates = RandomSearch(*sampled, all_fit(constraints))
     with _claim(folder, name, resume) as claim, contextlib.ExitStack() as stack:
         if claim.found is not None:
-            claim.refuse_other(identity.known(problem.settings, claim.found, request.data))
+            claim.refuse_other(identity.known(problem.settings, claim.found))
         named_rule, began = isinstance(settings.sweep.rule, str), time.monotonic()
         with held_back.catching():
             ready = get_ready(problem, request.space, candidates.trials, claim.doing, named_rule=named_rule)
         batch_size = read(problem.library_keys(candidates.trials[0].config), "batch_size")
-        spec = identity.asked(ready.settings, ready.problem, ready.parameters, request.data, batch_size)
+        spec = identity.asked(ready, batch_size)
         store = stack.enter_context(Store.claimed(claim, spec, time.monotonic() - began))
         shown = stack.enter_context(_shown()) if progress else None
         listeners = Callbacks([*([] if shown is None else [shown]), *callbacks])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ from fusion.optim import optimizer
 from fusion.structure import hidden_by_wrapper
 from fusion.structure.module_parts import duplicate, has_samples
 from fusion.warn import warn
-from fusion.width.memory import objects_so_far_set_aside, peak_memory
 from hydro_rasda.common.argument_checks import require
 from hydro_rasda.common.seeds import next_seed
 from hydro_rasda.common.trial import Trial
@@ -34,7 +34,7 @@ from hydro_rasda.problem.dry_run_of_batches import (
     warn_of_sums,
 )
 from hydro_rasda.problem.lr_roles import by_parameter, roles_of
-from hydro_rasda.problem.model_costs import BESIDE_A_STEP, weight_bytes
+from hydro_rasda.problem.model_costs import batch_seconds, training_step
 from hydro_rasda.problem.objective import check_parts, give_config, reads_config, scalars, steering
 from hydro_rasda.problem.precision import as_given
 from hydro_rasda.problem.problem import Findings, NoModule, NoRoles, Problem
@@ -132,11 +132,8 @@ def _survey(problem: Problem, trial: Trial, target: nn.Module, metrics: Mapping[
 
 
 def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> DryRun:
+    _refuse_frozen(trial, target)
     parameters = {name: f"{tuple(p.shape)} {p.dtype}" for name, p in target.named_parameters()}
-    if not any(parameter.requires_grad for parameter in target.parameters()):
-        frozen = "whose parameters are all frozen (`requires_grad=False`)" if parameters else "without parameters"
-        refusal = f"`model_fn` makes a model {frozen} for {dict(trial.config)!r}, but must make one that can be trained"
-        raise Misfit(refusal)
     other = problem.with_settings(seed=next_seed(problem.settings.seed)).target(trial)
     try:
         check_parts(as_given(problem.objective), target)
@@ -154,14 +151,8 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
         give_config(target, notes.noting(steering(trial.config)))
     calls: list[Any] = []
     handle = target.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs or args), with_kwargs=True)
-    with naming_batch("train_data", "its first batch", trial.batch_size):
-        batches = problem.train_data.epoch(trial.batch_size, 0)
-        train = next(batches)
-        _warn_of_other_sizes(trial, train, lambda: next(batches, None) is None)
-    parts, began = parts_of(trial, train, "train_data"), time.perf_counter()
-    with objects_so_far_set_aside(problem.device), peak_memory(problem.device) as step:
-        trained = run_batch(problem, target.train(), parts[0], "train_data")
-    peak = step.bytes + BESIDE_A_STEP * weight_bytes(target)
+    parts, began = parts_of(trial, _first_batch(problem, trial), "train_data"), time.perf_counter()
+    trained, peak = training_step(problem, target, parts[0])
     with naming_batch("val_data", "its first batch", trial.batch_size):
         validation = next(problem.val_data.in_order(trial.batch_size))
     with torch.no_grad():
@@ -185,6 +176,7 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
         _try_copy(tried, trial, parts[0])
     reads = frozenset(notes.read) | getattr(as_given(problem.objective), "reads", frozenset())
     steady = min(epoch_seconds, _repeated(problem, target, parts[0]) * len(parts) * steps)
+    models = problem.settings.models("race")  # a finalist's train to an epoch one after another, all in memory
     return DryRun(
         parameters=parameters,
         pretrained=pretrained,
@@ -194,10 +186,19 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
         copied=copied,
         objective_reads=reads,
         whole_names=tuple(whole),
-        peak=peak,
-        epoch_seconds=epoch_seconds,
-        steady_epoch_seconds=steady,
+        peak=models * peak,
+        epoch_seconds=models * epoch_seconds,
+        steady_epoch_seconds=models * steady,
     )
+
+
+def _refuse_frozen(trial: Trial, target: nn.Module) -> None:
+    """Raise Misfit if a model has no parameters to train."""
+    parameters = [*target.parameters()]
+    if not any(parameter.requires_grad for parameter in parameters):
+        frozen = "whose parameters are all frozen (`requires_grad=False`)" if parameters else "without parameters"
+        told = f"`model_fn` makes a model {frozen} for {dict(trial.config)!r}"
+        raise Misfit(f"{told}, but must make one that can be trained")
 
 
 def _check_names(problem: Problem, found: Collection[str]) -> None:
@@ -215,12 +216,7 @@ def _repeated(problem: Problem, target: nn.Module, batch: Batch) -> float:
 
     The first step on one thread includes set-up work. If it is quick, a second step is measured, and the faster counts.
     """
-
-    def step() -> float:
-        began = time.perf_counter()
-        run_batch(problem, target.train(), batch, "train_data")["loss"].item()
-        return time.perf_counter() - began
-
+    step = partial(batch_seconds, problem, target.train(), batch, "train_data")
     with one_thread():
         first = step()
         return min(first, step()) if first < QUICK_S else first
@@ -241,16 +237,20 @@ def _few(target: nn.Module, inputs: Any) -> Any:
     return few
 
 
-def _warn_of_other_sizes(trial: Trial, batch: Batch, is_last: Callable[[], bool]) -> None:
-    """Warn if a loader uses another batch size than that of the configuration."""
-    if "batch_size" not in trial.config or not can_be_split(batch):
-        return
-    length, asked = batch_length(batch), trial.batch_size
-    if length > asked or (length < asked and not is_last()):
-        warn(
-            f"`train_data` was asked for batches of {asked} examples, and the first has {length}: what `space` says of "
-            "`batch_size` changes nothing where its loader takes no notice of it"
-        )
+def _first_batch(problem: Problem, trial: Trial) -> Batch:
+    """Return the first training batch; warn if a loader uses another batch size than that of the configuration."""
+    asked = trial.batch_size
+    with naming_batch("train_data", "its first batch", asked):
+        batches = problem.train_data.epoch(asked, 0)
+        first = next(batches)
+        if "batch_size" in trial.config and can_be_split(first):
+            length = batch_length(first)
+            if length > asked or (length < asked and next(batches, None) is not None):
+                warn(
+                    f"`train_data` was asked for batches of {asked} examples, and the first has {length}: what `space` "
+                    "says of `batch_size` changes nothing where its loader takes no notice of it"
+                )
+    return first
 
 
 def _addresses(model: nn.Module) -> set[int]:

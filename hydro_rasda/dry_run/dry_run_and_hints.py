@@ -122,15 +122,7 @@ def get_ready(
             messages.append(f"The sweep trains {last} of {settings.max_t} epochs. {faster}")
     elif not _has_decay(problem, keys, configs):
         messages.append(_NO_DECAY)
-    models = settings.models("race")  # a finalist's train to an epoch one after another, all in memory
-    problem = replace(
-        problem.tried(found),
-        settings=later,
-        peak=models * found.peak,
-        epoch_seconds=models * found.epoch_seconds,
-        steady_epoch_seconds=models * found.steady_epoch_seconds,
-    )
-    return Ready(problem, settings, found.parameters, messages)
+    return Ready(replace(problem.tried(found), settings=later), settings, found.parameters, messages)
 
 
 def _check_schedules(problem: Problem, space: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]) -> None:

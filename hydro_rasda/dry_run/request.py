@@ -26,12 +26,10 @@ from hydro_rasda.problem.width_argument import (
     check_width_argument,
     width_form,
 )
-from hydro_rasda.run.identity import Identity
 from hydro_rasda.run.pickling import pickle_config_modules
 from hydro_rasda.schedulers.named_rules import POPULATION
 from hydro_rasda.schedulers.population import PopulationBasedTraining
 from hydro_rasda.settings.config import TuneConfig
-from hydro_rasda.settings.objectives import functions_of
 from hydro_rasda.space.branches import reachable
 from hydro_rasda.space.space import check_space, explored
 
@@ -146,19 +144,13 @@ class Request:
     def _batches(self, name: str, data: Data, where: torch.device) -> Batches:
         return make_batches(data, name, where, self.settings.seed, self.settings.loader_workers)
 
-    def identity(self) -> Identity:
-        """Return the identity of the run. Call it before any code of the user runs, which may change objects."""
-        functions: dict[str, Any] = {
-            "model_fn": self.model_fn,
-            "loss_fn" if self.objective is None else "objective": self.objective or self.loss_fn or F.cross_entropy,
-            "metrics": self.metrics,
-            "train": self.train,
-        }
-        if self.sweeps:
-            del functions["loss_fn"]
-        given = {name: function for name, function in functions.items() if function is not None}
-        sweep = self.settings.sweep
-        return Identity(self.space, sweep.searcher, sweep.rule, given, sweep.first, functions_of(sweep.constraints))
+    @property
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        """The user's functions by argument, for the run's identity; without `loss_fn`, cross-entropy is one of them."""
+        loss_fn = None if self.sweeps else self.loss_fn or F.cross_entropy
+        measures = {"loss_fn": loss_fn} if self.objective is None else {"objective": self.objective}
+        given: dict[str, Any] = {"model_fn": self.model_fn, **measures, "metrics": self.metrics, "train": self.train}
+        return {name: function for name, function in given.items() if function is not None}
 
     def searcher(self) -> Searcher | None:
         """Return a copy of the searcher that knows the space. The user's own stays unchanged, for further runs."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fusion.warn import warn
 from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.data import EVAL_BATCH_FACTOR, Batch, Batches, batch_length
-from hydro_rasda.problem.metrics import mean_metrics
+from hydro_rasda.problem.metrics import summed
 from hydro_rasda.problem.objective import Supervised, scalars
 from hydro_rasda.problem.precision import as_given
 from hydro_rasda.problem.problem import Problem
@@ -166,5 +166,5 @@ def _measured(problem: Problem, constant: Tensor, data: Batches, batch_size: int
             shape = target.shape if target.is_floating_point() else (len(target), len(constant), *target.shape[1:])
             yield scalars(problem.objective(_Says(one.expand(shape)), batch)), batch_length(batch)
 
-    metrics = {name: float(value) for name, value in mean_metrics(batches()).items()}
+    metrics = {name: float(value) for name, value in summed(batches()).means().items()}
     return metrics | {"predictions": float(predictions)}

@@ -13,7 +13,7 @@ from hydro_rasda.heats.heat import Heat
 from hydro_rasda.heats.run_plan import race_pieces, tell_race
 from hydro_rasda.heats.train_tasks import train_tasks
 from hydro_rasda.history.full_size import found_enough, is_race_over, race_of, refit_key, tried_targets
-from hydro_rasda.history.history import ENTERED
+from hydro_rasda.history.history import DONE, ENTERED
 from hydro_rasda.history.lines import Unit, decision_key, metric_lines
 from hydro_rasda.history.scores import averages_lost, deciding_curve, end_of, goes_on, kept_of, places_at
 from hydro_rasda.history.winner import best_of
@@ -22,7 +22,6 @@ from hydro_rasda.run.record_full_size import (
     another_chance,
     drop_lost_winner,
     end_by_score,
-    end_race,
     record_done,
     record_epochs,
     record_failure,
@@ -98,7 +97,7 @@ class Race(Heat):
         else:
             self._tell_of_end(finalists, was_over)
             _refit(run, finalists, self._devices)
-            end_race(run, finalists)
+            run.end_by(DONE, sorted(finalists))
         return tried_targets(history, finalists)
 
     def begin_early(self, numbers: Iterable[int], beside: int) -> list[int]:

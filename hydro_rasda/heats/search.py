@@ -6,6 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,15 +17,24 @@ from hydro_rasda.common.argument_checks import require
 from hydro_rasda.common.secret_masking import hide, restore, secrets_of
 from hydro_rasda.common.seeds import derive_seed
 from hydro_rasda.common.trial import Trial
-from hydro_rasda.history.history import GROUP, SWEEP_DECISION
+from hydro_rasda.history.history import GROUP, KINDS_FROM, SWEEP_DECISION
 from hydro_rasda.history.lines import Unit, jsonable
+from hydro_rasda.problem.read_keys import is_plain
 from hydro_rasda.records.optuna_study import quiet
-from hydro_rasda.run.recorded_configs import as_recorded, with_objects
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers.sweep_rule import Stop, move_of
 from hydro_rasda.settings.config import SEARCHERS, TuneConfig
 from hydro_rasda.settings.objectives import Fits, Objectives, few_fit, refuse_if_none
-from hydro_rasda.space.branches import chosen, indexed, is_branching, is_nested, leaves, restricted, unknown_keys
+from hydro_rasda.space.branches import (
+    chosen,
+    indexed,
+    is_branching,
+    is_nested,
+    leaves,
+    reachable,
+    restricted,
+    unknown_keys,
+)
 from hydro_rasda.space.domains import is_a, is_grid, plain, rounded, to_ray
 from hydro_rasda.space.space import Config, check_config, check_value, sample
 
@@ -395,3 +405,56 @@ def _merged(space: Mapping[str, Any], suggestion: Mapping[str, Any]) -> Config:
             # Optuna does not round values that are drawn on a logarithmic scale.
             config[key] = rounded(space.get(key), copy.deepcopy(suggestion.get(key, value)))
     return config
+
+
+def with_objects(recorded: Mapping[str, Any], space: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded configuration with the space's classes and functions in place of their names."""
+    found: dict[str, Any] = {}
+    values = reachable(space)
+    for key, value in recorded.items():
+        listed = values.get(key, [])
+        drawn = [each for of in listed for each in (of.categories if is_a(of, "Categorical") else [of])]
+        alike = [each for each in drawn if jsonable(each) == value]
+        # Functions may share a name: then it is unclear which one was meant.
+        if alike and (all(each is alike[0] for each in alike) or all(map(is_plain, alike))):
+            found[key] = copy.deepcopy(alike[0])
+        else:
+            inner = listed[0] if listed and is_nested(listed[0]) and isinstance(value, Mapping) else None
+            found[key] = value if inner is None else with_objects(value, inner)
+    return found
+
+
+def as_recorded(trials: Sequence[Trial], run: Run) -> list[Trial]:
+    """Return newly sampled trials with the values that the journal has recorded; warn if these differ.
+
+    They can differ: a function of `sample_from` may draw other values in another process.
+    """
+    recorded = {
+        line["trial"]: with_objects(restore(line["config"], run.hidden, run.space), run.space)
+        for key, unit in run.store.units().items()
+        if key.startswith(KINDS_FROM)
+        for line in unit.lines
+        if line["event"] == "trial"
+    }
+    found = [replace(t, config=_with_values(t.config, recorded.get(t.number, t.config))) for t in trials]
+    other = [was.number for was, now in zip(trials, found) if jsonable(was.config) != jsonable(now.config)]
+    if other:
+        warn(
+            f"`space` gives trial {other[0]} other values than when the run began, which count. Have functions of "
+            "`sample_from` draw from the global generators of Python, NumPy or torch, which `tune` seeds"
+        )
+    return found
+
+
+def _with_values(config: Mapping[str, Any], recorded: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = {}
+    for key, value in recorded.items():
+        own = config.get(key, value)
+        # An object may have a different name in each process.
+        if jsonable(own) == jsonable(value) or (is_plain(value) and not is_plain(own) and not isinstance(own, Mapping)):
+            found[key] = own
+        elif isinstance(own, Mapping) and isinstance(value, Mapping):
+            found[key] = _with_values(own, value)
+        else:
+            found[key] = value
+    return found

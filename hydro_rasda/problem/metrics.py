@@ -17,8 +17,8 @@ from hydro_rasda.problem.loss_weight import IGNORED
 from hydro_rasda.problem.objective import OUTPUTS, TARGETS, scalars
 
 
-def mean_metrics(measured: Iterable[tuple[Mapping[str, Tensor], int]]) -> dict[str, Tensor]:
-    """Average metrics over a data set, in double precision, without waiting for the device at each batch.
+def summed(measured: Iterable[tuple[Mapping[str, Tensor], int]]) -> Sums:
+    """Sum metrics over a data set; its `means` are those of all examples.
 
     Args:
         measured: For each batch, its mean metrics (with their weights, if any) and its number of examples.

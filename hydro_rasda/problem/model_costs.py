@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from statistics import median
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.backends import cudnn, mkldnn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -40,9 +40,7 @@ def model_costs(problem: Problem, trial: Trial, names: Collection[str], width: f
     found: dict[str, float] = {"params": float(sum(parameter.numel() for parameter in model.parameters()))}
     if "peak_memory" in names:
         batch = parts_of(trial, next(problem.train_data.epoch(trial.batch_size, 0)), "train_data")[0]
-        with objects_so_far_set_aside(problem.device), peak_memory(problem.device) as step:
-            run_batch(problem, model.train(), batch, "train_data")
-        found["peak_memory"] = step.bytes + BESIDE_A_STEP * weight_bytes(model)
+        _, found["peak_memory"] = training_step(problem, model, batch)
     if {"macs", "seconds_per_example"} & {*names}:
         batch = parts_of(trial, next(problem.val_data.in_order(trial.batch_size)), "val_data")[0]
         model.eval()
@@ -51,7 +49,7 @@ def model_costs(problem: Problem, trial: Trial, names: Collection[str], width: f
                 run_batch(problem, model, batch, "val_data")
             found["macs"] = flops.get_total_flops() / 2 / batch_length(batch)
             if "seconds_per_example" in names:
-                seconds = [_seconds(problem, model, batch) for _ in range(REPEATS)]
+                seconds = [batch_seconds(problem, model, batch, "val_data") for _ in range(REPEATS)]
                 found["seconds_per_example"] = median(seconds) / batch_length(batch)
     return {name: found[name] for name in names}
 
@@ -71,9 +69,15 @@ def weight_bytes(model: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
-def _seconds(problem: Problem, model: nn.Module, batch: Batch) -> float:
-    """Return the wall seconds to evaluate a batch once."""
+def training_step(problem: Problem, model: nn.Module, batch: Batch) -> tuple[Mapping[str, Tensor], float]:
+    """Do a forward and backward pass of training; return its metrics, and the bytes that training takes."""
+    with objects_so_far_set_aside(problem.device), peak_memory(problem.device) as step:
+        metrics = run_batch(problem, model.train(), batch, "train_data")
+    return metrics, step.bytes + BESIDE_A_STEP * weight_bytes(model)
+
+
+def batch_seconds(problem: Problem, model: nn.Module, batch: Batch, argument: str) -> float:
+    """Return the wall seconds of running a batch once, see `run_batch`."""
     began = time.perf_counter()
-    metrics = run_batch(problem, model, batch, "val_data")
-    metrics["loss"].item()  # waits for a GPU
+    run_batch(problem, model, batch, argument)["loss"].item()  # waits for a GPU
     return time.perf_counter() - began

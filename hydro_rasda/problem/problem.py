@@ -67,9 +67,10 @@ class Findings:
         copied: True if `model_fn` returns the same tensors in each call, so that models must be copies.
         objective_reads: Keys of the configuration that the objective read.
         whole_names: Names of the metrics that `metrics` returns.
-        peak: Bytes that training the full-size model takes, estimated from one batch.
-        epoch_seconds: Seconds of a first epoch of the full-size model, estimated from one batch; infinite if the data
-            have no length.
+        peak: Bytes that training a trial's full-size models takes, estimated from one batch. There are several for
+            folds or repeats.
+        epoch_seconds: Seconds of a first epoch of these models, estimated from one batch; infinite if the data have no
+            length.
         steady_epoch_seconds: Seconds of a later epoch, estimated from a repeated batch, on one thread of a CPU.
             Training runs like this, with a model on each core.
     """

@@ -141,8 +141,10 @@ def _noting(method: Callable[..., Any], note: Callable[..., None]) -> Callable[.
 
 
 _LOOK_UP = ("__contains__", "__getitem__", "get", "pop", "setdefault")
-_GO_THROUGH = ("__iter__", "__reversed__", "__eq__", "__ne__", "__or__", "__ror__", "__repr__")
-_GO_THROUGH += ("copy", "items", "keys", "popitem", "values")
+_GO_THROUGH = (
+    *("__iter__", "__reversed__", "__eq__", "__ne__", "__or__", "__ror__", "__repr__"),
+    *("copy", "items", "keys", "popitem", "values"),
+)
 for _name in _LOOK_UP:
     setattr(_Noted, _name, _noting(getattr(dict, _name), lambda config, key, *_: config._note(key)))
 for _name in _GO_THROUGH:

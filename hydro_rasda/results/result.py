@@ -24,7 +24,7 @@ from hydro_rasda.common.trial import Trial
 from hydro_rasda.data import EVAL_BATCH_FACTOR, Data, batch_length, make_batches, move
 from hydro_rasda.history.unkept_values import withholding
 from hydro_rasda.history.winner import eligible
-from hydro_rasda.problem.metrics import Collected, mean_metrics, measured
+from hydro_rasda.problem.metrics import Collected, measured, summed
 from hydro_rasda.problem.objective import give_config, reads_config, steering
 from hydro_rasda.problem.precision import as_given, matrix_products
 from hydro_rasda.problem.problem import Problem
@@ -287,8 +287,8 @@ class TuneResult(RunRecord):
 
         with torch.no_grad(), preserved_generators(), matrix_products(self._problem.settings.precision):
             read_in_order = batches.in_order(batch_size)
-            means = mean_metrics((evaluate(evaluated, batch, parts), batch_length(batch)) for batch in read_in_order)
-        found = {name: float(mean) for name, mean in means.items()}
+            sums = summed((evaluate(evaluated, batch, parts), batch_length(batch)) for batch in read_in_order)
+        found = {name: float(mean) for name, mean in sums.means().items()}
         return found if whole is None else found | measured(whole, *(one[0] for one in collected.whole()))
 
     def report(self, path: str | Path) -> Path:

@@ -1,1 +1,1 @@
-"""A run: its identity, its state, its files, its events, and its messages."""
+"""A run: its state, its files, its events, and its messages."""

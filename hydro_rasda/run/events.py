@@ -232,7 +232,7 @@ class Callbacks:
         """Give an event to all callbacks. If one raises, warn of it and give it no more events."""
         for callback in list(self._callbacks):
             try:
-                _function(callback)(event)
+                getattr(callback, "on_event", callback)(event)
             except Exception:
                 self._callbacks = [other for other in self._callbacks if other is not callback]
                 warnings.warn(
@@ -240,9 +240,3 @@ class Callbacks:
                     f"the run goes on:\n{traceback.format_exc()}",
                     stacklevel=2,
                 )
-
-
-def _function(callback: Listener) -> Callable[[Event], None]:
-    if callable(callback) and not hasattr(callback, "on_event"):
-        return callback
-    return callback.on_event

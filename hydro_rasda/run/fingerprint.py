@@ -321,3 +321,13 @@ def data_digest(data: Data, batch_size: int = 1) -> str:
 def _seeded(read: Callable[[], Any]) -> Any:
     seed_generators(0)
     return read()
+
+
+def parameters(made: object) -> Content:
+    """Return the class of a searcher or rule, and the arguments that it keeps; nothing that it has learned."""
+    if made is None or isinstance(made, str):
+        return content(made)
+    cls = type(made)
+    names = [name for name in inspect.signature(cls).parameters if name not in ("space", "metric", "mode")]
+    found = {name: getattr(made, at) for name in names for at in (name, f"_{name}") if hasattr(made, at)}
+    return content((cls, found))

@@ -164,11 +164,6 @@ def end_by_score(run: Run) -> None:
     run.say(f"{settings.metric} is as good as `stop_at={settings.stop_at}` asks: nothing more trains")
 
 
-def end_race(run: Run, finalists: Iterable[int]) -> None:
-    """Record that the race has come to its end with these finalists."""
-    run.end_by(DONE, sorted(finalists))
-
-
 def another_chance(run: Run, finalists: Iterable[int]) -> bool:
     """Let failed finalists try again if code or data changed since; return whether any finalist does."""
     again = [n for n in finalists if n in run.history.failures and run.store.changes]

@@ -42,17 +42,8 @@ def refuse_growth(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any]
         raise RunExists(f"{told}: begin another run, under a new `name`")
 
 
-_OF_CODE = "is another function than the run's"
-_OF_DATA = "has other content than the run's"
-_WORDS = {
-    "model_fn": _OF_CODE,
-    "train": _OF_CODE,
-    "metrics": _OF_CODE,
-    "objective": _OF_CODE,
-    "loss_fn": _OF_CODE,
-    "train_data": _OF_DATA,
-    "val_data": _OF_DATA,
-}
+_DATA = ("train_data", "val_data")
+_CODE = ("model_fn", "train", "metrics", "objective", "loss_fn")
 _NO_DIFFERENCE = ("digests", "code", "environment", "python", "train_data", "val_data", "folds", "refit", "parts")
 """Keys that are compared by their digests instead, or that are recorded without being part of the identity."""
 
@@ -73,8 +64,10 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[st
     before, after = was.get("digests", {}), now.get("digests", {})
     for name in {**after, **before}:
         if before.get(name) != after.get(name):
-            if name in _WORDS:
-                knowing[name] = f"`{_argument(name)}` {_WORDS[name]}"
+            if name in _DATA:
+                knowing[name] = f"`{name}` has other content than the run's"
+            elif name in _CODE:
+                knowing[name] = f"`{name}` is another function than the run's"
             else:
                 told = f"`{_argument(name)}` has other values or functions than the run's"
                 deciding[name] = deciding.get(name) or told

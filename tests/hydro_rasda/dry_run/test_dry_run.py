@@ -52,7 +52,8 @@ def test_a_first_step_that_sets_something_up_is_not_taken_for_all(monkeypatch: p
         time.sleep(0.2 if calls[0] < 4 else 0.0)
         return run_batch(*args)
 
-    monkeypatch.setattr("hydro_rasda.dry_run.dry_run.run_batch", slow)
+    for module in ("dry_run.dry_run", "problem.model_costs"):
+        monkeypatch.setattr(f"hydro_rasda.{module}.run_batch", slow)
     found = dry_run(problem(), trials())
     assert calls == [4]
     assert found.steady_epoch_seconds < found.epoch_seconds / 2

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fusion import fuse
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, loguniform, tune
-from hydro_rasda.problem.metrics import mean_metrics
+from hydro_rasda.problem.metrics import summed
 from hydro_rasda.problem.objective import Objective, as_objective, checked, supervised
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -65,7 +65,7 @@ def model_for(x: Tensor, seed: int = 0) -> nn.Module:
 
 def over_batches(objective: Objective, model: Any, x: Tensor, y: Tensor, size: int) -> dict[str, Tensor]:
     batches = [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
-    return mean_metrics((objective(model, batch), len(batch[0])) for batch in batches)
+    return summed((objective(model, batch), len(batch[0])) for batch in batches).means()
 
 
 @pytest.mark.parametrize("size", [16, 7, 72])

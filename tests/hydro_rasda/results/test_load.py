@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from hydro_rasda import AllTrialsFailed, RaceConfig, SweepConfig, TuneResult, choice, load, loguniform, uniform
 from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.trial import Trial
-from hydro_rasda.history.history import ENTERED, FINALISTS
+from hydro_rasda.history.history import DONE, ENTERED, FINALISTS
 from hydro_rasda.history.lines import JournalLine, Unit, metric_lines
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.records.report import state_of
 from hydro_rasda.results.result import make_result
 from hydro_rasda.run.checkpoints import DamagedCheckpoint
-from hydro_rasda.run.record_full_size import end_by_score, end_race, record_epochs, record_failure
+from hydro_rasda.run.record_full_size import end_by_score, record_epochs, record_failure
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from tests.hydro_rasda import journals
@@ -261,7 +261,7 @@ def test_one_whose_finalists_all_failed_at_full_size(problem: Problem, tmp_path:
         for number in (0, 1):
             record_epochs(run, number, epochs_of("race", number, [0.5]), {"model": {}})
             record_failure(run, number, "raised")
-        end_race(run, [0, 1])
+        run.end_by(DONE, [0, 1])
         found = load(store.path)
     assert [record.status for record in found.trials] == ["failed", "failed", "stopped"]
     assert found.finished
@@ -288,7 +288,7 @@ def test_one_whose_race_goes_on(problem: Problem, tmp_path: Path) -> None:
         run.record("race/to-1/kept/of-2", Unit([[1, 4], [0, None]]))
         record_epochs(run, 1, epochs_of("race", 1, [0.4, 0.3, 0.2], first=2), weights, 3.0)
         before_end = load(store.path)
-        end_race(run, [0, 1])
+        run.end_by(DONE, [0, 1])
         made, found = make_result(run, [0, 1]), load(store.path)
     assert undecided == ["undecided"] * 3
     assert [record.status for record in before_end.trials] == ["stopped", "finished", "stopped"]

@@ -15,7 +15,7 @@ from hydro_rasda.common.seeds import derive_seed
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import History, Outcome, Span, full_size_task
 from hydro_rasda.data import ALONE, make_batches
-from hydro_rasda.problem.metrics import mean_metrics
+from hydro_rasda.problem.metrics import summed
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.schedulers import rank
 from hydro_rasda.settings.config import Keep, Mode
@@ -92,7 +92,7 @@ def test_what_is_validated_and_kept_are_averaged_weights(problem: Problem) -> No
         learner.model.load_state_dict(weights)
         with learner.evaluating():
             shares = problem.val_data.shares(1000, None, ALONE)
-            found = mean_metrics((learner.evaluate(share.batch), share.examples) for share in shares)
+            found = summed((learner.evaluate(share.batch), share.examples) for share in shares).means()
         assert found["loss"].item() == pytest.approx(line["val_loss"])
     assert own.epochs[-1][1]["val_loss"] != other.epochs[-1][1]["val_loss"]
 

@@ -14,7 +14,7 @@ from hydro_rasda import RaceConfig, SweepConfig
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Span
 from hydro_rasda.data import Shard, make_batches
-from hydro_rasda.problem.metrics import mean_metrics
+from hydro_rasda.problem.metrics import summed
 from hydro_rasda.problem.objective import Objective, supervised
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.settings.config import TuneConfig
@@ -30,10 +30,10 @@ CONFIG: dict[str, Any] = {"lr": 0.01, "batch_size": 32, "dropout": 0.2, "grad_cl
 
 def test_means_are_over_examples_in_double_precision() -> None:
     measured = [({"loss": torch.tensor([1.0, 2.0])}, 3), ({"loss": torch.tensor([5.0, float("nan")])}, 1)]
-    means = mean_metrics(measured)["loss"]
+    means = summed(measured).means()["loss"]
     assert means.dtype == torch.float64
     torch.testing.assert_close(means, torch.tensor([2.0, float("nan")], dtype=torch.float64), equal_nan=True)
-    many = mean_metrics(({"loss": torch.tensor(0.1)}, 1) for _ in range(10_000))["loss"]
+    many = summed(({"loss": torch.tensor(0.1)}, 1) for _ in range(10_000)).means()["loss"]
     assert many.item() == pytest.approx(float(torch.tensor(0.1)), rel=1e-12)
 
 

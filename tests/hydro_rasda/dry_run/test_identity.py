@@ -18,8 +18,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from hydro_rasda import RaceConfig, RunExists, TuneResult, load
-from hydro_rasda.run.fingerprint import BYTES, content, data_digest, digest, unchanged
-from hydro_rasda.run.identity import parameters
+from hydro_rasda.run.fingerprint import BYTES, content, data_digest, digest, parameters, unchanged
 from hydro_rasda.run.resume_rules import differences, scored_otherwise, set_aside
 from tests.hydro_rasda.models import counted, mlp
 
@@ -263,7 +262,7 @@ from hydro_rasda import choice
 from hydro_rasda.space.domains import to_own
 from hydro_rasda.history.lines import jsonable
 from hydro_rasda.space.space import describe
-from tests.hydro_rasda.run.test_identity import DIFFERENT, Examples, data_digest, model_fn, of
+from tests.hydro_rasda.dry_run.test_identity import DIFFERENT, Examples, data_digest, model_fn, of
 from tests.hydro_rasda.conftest import SPACE
 print(of(model_fn()), of(to_own(SPACE)), of(frozenset("abcdef")), data_digest(Examples(1.0), 8))
 print([of(one) for one, _ in DIFFERENT.values()])

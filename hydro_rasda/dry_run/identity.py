@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from hydro_rasda.common.secret_masking import hide, secrets_of
-from hydro_rasda.data import Data
+from hydro_rasda.dry_run.dry_run_and_hints import Ready
+from hydro_rasda.dry_run.request import Request
 from hydro_rasda.problem.objective import ByPart
 from hydro_rasda.problem.precision import as_given
-from hydro_rasda.problem.problem import Problem
-from hydro_rasda.run.fingerprint import Content, are_tensors, content, data_digest, digest, unchanged
+from hydro_rasda.run.fingerprint import Content, are_tensors, content, data_digest, digest, parameters, unchanged
 from hydro_rasda.run.run_json import determining
 from hydro_rasda.settings.config import TuneConfig
+from hydro_rasda.settings.objectives import functions_of
 from hydro_rasda.space.domains import to_own
 from hydro_rasda.space.space import describe
 
@@ -34,43 +33,33 @@ _PIECES = 200
 
 
 class Identity:
-    """The request for a run, recorded before any of the user's functions is called.
+    """The identity of a requested run, recorded before any of the user's functions is called.
 
-    Args:
-        searcher: A name, a Ray Tune searcher, or None for random sampling.
-        sweep_rule: A name, or a rule of the user's.
-        functions: The user's functions by the name of their argument: "model_fn", and "loss_fn" or "objective".
-        constraints: The user's functions that accept or refuse a configuration, by the path of their argument.
+    Secrets of the space are hidden, but count in its digest.
     """
 
-    def __init__(
-        self,
-        space: Mapping[str, Any],
-        searcher: Any,
-        sweep_rule: Any,
-        functions: Mapping[str, Callable[..., Any]],
-        first: Sequence[Mapping[str, Any]] = (),
-        constraints: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, request: Request) -> None:
+        sweep, space = request.settings.sweep, request.space
+        random = sweep.searcher in (None, "random")
+        self._data, self._functions = request.data, request.functions
         self._named = {
-            "space": describe(hide(space, secrets_of(space))),  # secrets are hidden here, but count in the digest
-            "searcher": None if searcher in (None, "random") else _name_of(searcher),
-            "sweep_rule": _name_of(sweep_rule),
+            "space": describe(hide(space, secrets_of(space))),
+            "searcher": None if random else _name_of(sweep.searcher),
+            "sweep_rule": _name_of(sweep.rule),
         }
         self._made = {
             "space": content(to_own(space)),
-            "searcher": parameters(None if searcher == "random" else searcher),
+            "searcher": parameters(None if random else sweep.searcher),
         }
-        if not isinstance(sweep_rule, str):
-            self._made["sweep_rule"] = parameters(sweep_rule)
-        if first:
-            self._made["first"] = content([dict(config) for config in first])
-        if constraints:
+        if not isinstance(sweep.rule, str):
+            self._made["sweep_rule"] = parameters(sweep.rule)
+        if sweep.first:
+            self._made["first"] = content([dict(config) for config in sweep.first])
+        if constraints := functions_of(sweep.constraints):
             self._made["constraints"] = content([*constraints.items()])
-        self._functions = functions
-        self._before = {name: content(function) for name, function in functions.items()}
+        self._before = {name: content(function) for name, function in self._functions.items()}
 
-    def known(self, settings: TuneConfig, found: Mapping[str, Any], data: Mapping[str, Data]) -> dict[str, Any]:
+    def known(self, settings: TuneConfig, found: Mapping[str, Any]) -> dict[str, Any]:
         """Return the identity as far as it is known before a dry run.
 
         The rest comes from `found`, the content of the existing run's `run.json`. Values that calls of that run left
@@ -78,7 +67,7 @@ class Identity:
         """
         noted, digests = found.get("code", {}), found.get("digests", {})
         others = {name for name, of in self._before.items() if not noted.get(name, {}).items() <= _short(of).items()}
-        others |= {name for name, of in data.items() if are_tensors(of) and data_digest(of) != digests.get(name)}
+        others |= {name for name, of in self._data.items() if are_tensors(of) and data_digest(of) != digests.get(name)}
         early = {**determining(settings), "python": platform.python_version()}
         if found.get("surrogate") == 1:  # the dry run of that run may have found that the model is pretrained
             early["surrogate"] = 1
@@ -87,18 +76,11 @@ class Identity:
         made = {name: digest(of) for name, of in self._made.items()}
         return {**late, **early, **self._named, "digests": {**made, **same, **dict.fromkeys(others, "another")}}
 
-    def asked(
-        self,
-        settings: TuneConfig,
-        problem: Problem,
-        model: Mapping[str, str],
-        data: Mapping[str, Data],
-        batch_size: int,
-    ) -> dict[str, Any]:
+    def asked(self, ready: Ready, batch_size: int) -> dict[str, Any]:
         """Return the content of `run.json`, by which a later call recognizes the run."""
         # Values that calls have changed, such as counters, are no parts of the functions.
         stayed = {name: unchanged(self._before[name], content(function)) for name, function in self._functions.items()}
-        objective = as_given(problem.objective)
+        problem, objective = ready.problem, as_given(ready.problem.objective)
 
         def of_data(given: Any) -> str:
             # The user's own loop alone knows how to read its data.
@@ -107,16 +89,16 @@ class Identity:
 
         digests = {name: digest(found) for name, found in (self._made | stayed).items()}
         return {
-            **determining(settings),
+            **determining(ready.settings),
             **self._named,
             "train_data": problem.train_data.describe(),
             "val_data": problem.val_data.describe() if problem.folds is None else problem.folds.words,
-            "model": model,
+            "model": ready.parameters,
             **({"parts": [*objective.parts]} if isinstance(objective, ByPart) else {}),
             "python": platform.python_version(),
             "environment": environment(),
             "code": {name: dict([*_short(of).items()][:_PIECES]) for name, of in stayed.items()},
-            "digests": digests | {name: of_data(given) for name, given in data.items()},
+            "digests": digests | {name: of_data(given) for name, given in self._data.items()},
         }
 
 
@@ -139,13 +121,3 @@ def environment() -> dict[str, Any]:
     # This call does not initialize CUDA, which would not survive a fork.
     gpus = torch.cuda.device_count()
     return {**packages, "system": platform.platform(terse=True), "cores": os.cpu_count(), "gpus": gpus}
-
-
-def parameters(made: object) -> Content:
-    """Return the class of a searcher or rule, and the arguments that it keeps; nothing that it has learned."""
-    if made is None or isinstance(made, str):
-        return content(made)
-    cls = type(made)
-    names = [name for name in inspect.signature(cls).parameters if name not in ("space", "metric", "mode")]
-    found = {name: getattr(made, at) for name in names for at in (name, f"_{name}") if hasattr(made, at)}
-    return content((cls, found))
