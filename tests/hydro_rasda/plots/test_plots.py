@@ -18,8 +18,7 @@ from hydro_rasda import plots
 from hydro_rasda.history.lines import failure_line, metric_lines
 from hydro_rasda.plots import hyperparameters
 from hydro_rasda.plots.figure_style import begun, is_empty, score_axis, thinned
-from hydro_rasda.plots.hyperparameters import LINES
-from hydro_rasda.plots.importance import importance_of
+from hydro_rasda.plots.hyperparameters import LINES, importance_of
 from hydro_rasda.plots.page.words import answer, cost_facts
 from hydro_rasda.records.records import RunRecord, TrialRecord
 from hydro_rasda.records.report import agreement_line, both_units, closing_lines
