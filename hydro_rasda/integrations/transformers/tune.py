@@ -150,7 +150,7 @@ def tune_trainer(
     values, finish = tuned.best_config, None
     if trainer_class is None:
         values, finish = with_values(args, values), getattr(model, "trimmed", None)
-    own = {"_inputs": given, "_finish": finish, "_trainer_class": trainer_class or Trainer}
+    own: dict[str, Any] = {"_inputs": given, "_finish": finish, "_trainer_class": trainer_class or Trainer}
     return TrainerResult(**vars(tuned), args=arguments_with(args, values), **own)
 
 
