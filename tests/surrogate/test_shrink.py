@@ -417,11 +417,6 @@ def test_rounding_that_undoes_the_ratio() -> None:
         shrink(SplitAttention(24, 2), 0.9, TOKENS)  # 1.8 heads are 2
 
 
-def test_ratio_outside_its_range() -> None:
-    with pytest.raises(ValueError, match=r"`width_ratio` is 2, but must be a number in \(0, 1\]"):
-        shrink(nn.Linear(4, 3), 2, torch.zeros(2, 4))
-
-
 INITIALIZERS: dict[str, Callable[[Tensor], Any]] = {
     "normal": lambda w: nn.init.normal_(w, std=0.02),
     "xavier": nn.init.xavier_uniform_,
