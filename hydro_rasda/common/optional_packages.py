@@ -12,6 +12,7 @@ def needed_by(feature: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        package = (error.name or str(error)).partition(".")[0]
-        told = f"{feature} needs {package}, which is not there: pip install 'hydro-rasda[{extra}]'"
+        name = error.name or getattr(error.__cause__, "name", None)  # Optuna raises an error of its own
+        package = f"{name.partition('.')[0]}, which" if name else "a package that"
+        told = f"{feature} needs {package} is not there: pip install 'hydro-rasda[{extra}]'"
         raise ImportError(told) from error

@@ -6,8 +6,7 @@ They need the extra `hydro-rasda[report]`.
 
 from hydro_rasda.plots.curves import best_over_time, learning_curves
 from hydro_rasda.plots.finalists_front_population import front, narrow_vs_full, population
-from hydro_rasda.plots.hyperparameters import parallel_coordinates, score_map, slices
-from hydro_rasda.plots.importance import importances
+from hydro_rasda.plots.hyperparameters import importances, parallel_coordinates, score_map, slices
 from hydro_rasda.plots.timeline_and_cost import cost, timeline
 
 __all__ = ["best_over_time", "cost", "front", "importances", "learning_curves", "narrow_vs_full"]

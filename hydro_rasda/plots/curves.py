@@ -1,4 +1,4 @@
-"""Figures of scores over time: the best score so far, and the learning curves of surrogates and full-size models."""
+"""Figures of scores over time, of one run and of several side by side: the best score so far, and learning curves."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from hydro_rasda.plots.figure_style import (
     Figure,
     broken_line,
     describe,
+    escaped,
     figures_of,
     graph_objects,
     new_figure,
     nothing,
     score_axis,
 )
+from hydro_rasda.records.comparison_of_runs import names_of
 from hydro_rasda.records.records import RunRecord, TrialRecord, in_heat
 from hydro_rasda.records.report import best_first
 from hydro_rasda.records.timeline import best_over_time as bests
@@ -243,3 +245,60 @@ def _mark_rungs(figure: Figure, reached: Sequence[int], row: int) -> None:
         counts = f"{sum(at > stop for at in reached)} of {sum(at >= stop for at in reached)}"
         line, note = {"color": FAINT, "width": 1, "dash": "dot"}, {"text": counts, "font": {"size": 11}}
         figure.add_vline(stop, line=line, annotation=note, annotation_position="top", row=row, col=1)
+
+
+_LINES: dict[HeatName, dict[str, Any]] = {
+    "sweep": {"dash": "dot", "width": 1.5},
+    "middle": {"dash": "dash", "width": 2},
+    "race": {"dash": "solid", "width": 2.5},
+}
+
+
+def _line(run: int, heat: HeatName) -> dict[str, Any]:
+    return {**_LINES[heat], "color": FINALISTS[run % len(FINALISTS)]}
+
+
+def best_scores(records: Sequence[RunRecord]) -> Figure:
+    """Draw the best score so far of each run against its wall time; lines of surrogates are dotted."""
+    go, figure = graph_objects(), new_figure(xaxis={"title": {"text": "seconds"}, "rangemode": "tozero"})
+    values = []
+    for i, (record, name) in enumerate(zip(records, names_of(records))):
+        for heat, points in best_lines(record):
+            values += points["y"]
+            figure.add_trace(
+                go.Scatter(
+                    points,
+                    name=escaped(f"{name}, {heat}"),
+                    mode="lines",
+                    line={"shape": "hv", **_line(i, heat)},
+                    hovertemplate=f"{escaped(name)}: %{{y}} after %{{x}} s<br>%{{text}}<extra></extra>",
+                )
+            )
+    if not values:
+        return nothing("no trial has a score yet")
+    return figure.update_yaxes(score_axis(values, records[0].mode, records[0].metric))
+
+
+def winners_curves(records: Sequence[RunRecord]) -> Figure:
+    """Draw the learning curve of each run's best trial; the curve of its surrogate is dotted."""
+    go, figure = graph_objects(), new_figure(xaxis={"title": {"text": "epoch"}})
+    values = []
+    for i, (record, name) in enumerate(zip(records, names_of(records))):
+        best = [trial for trial in record.trials if trial.trial == record.best_trial]
+        curves = {heat: curve for heat in HEAT_NAMES for curve in _curves(best, heat, record.metric)}
+        for heat, curve in curves.items():
+            values += curve.values
+            told = f"{escaped(name)}, trial {record.best_trial}, {heat}"
+            figure.add_trace(
+                go.Scatter(
+                    x=curve.epochs,
+                    y=curve.values,
+                    name=told,
+                    mode="lines",
+                    line=_line(i, heat),
+                    hovertemplate=f"{told}<br>epoch %{{x}}: %{{y}}<extra></extra>",
+                )
+            )
+    if not values:
+        return nothing("no trial has a score yet")
+    return figure.update_yaxes(score_axis(values, records[0].mode, records[0].metric))

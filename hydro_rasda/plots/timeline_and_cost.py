@@ -1,24 +1,21 @@
-"""Figures of the time and cost of a run, and of several runs side by side, with a color for each run."""
+"""Figures of the time and cost of a run, and of the costs of several runs side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from hydro_rasda.common.console import duration
 from hydro_rasda.common.heat_names import HEAT_NAMES, HeatName
-from hydro_rasda.plots.curves import COLORS, best_lines
+from hydro_rasda.plots.curves import COLORS
 from hydro_rasda.plots.figure_style import (
     BEST,
     FAINT,
-    FINALISTS,
     Figure,
     escaped,
     figures_of,
     graph_objects,
     new_figure,
     nothing,
-    score_axis,
 )
 from hydro_rasda.records.comparison_of_runs import names_of
 from hydro_rasda.records.records import RunRecord, by_heat
@@ -164,66 +161,6 @@ def full_epochs(result: RunRecord) -> int | None:
         return int(read_asked(result.path)["max_t"])
     except (ValueError, KeyError):
         return None
-
-
-_LINES: dict[HeatName, dict[str, Any]] = {
-    "sweep": {"dash": "dot", "width": 1.5},
-    "middle": {"dash": "dash", "width": 2},
-    "race": {"dash": "solid", "width": 2.5},
-}
-
-
-def _line(run: int, heat: HeatName) -> dict[str, Any]:
-    return {**_LINES[heat], "color": FINALISTS[run % len(FINALISTS)]}
-
-
-def best_scores(records: Sequence[RunRecord]) -> Figure:
-    """Draw the best score so far of each run against its wall time; lines of surrogates are dotted."""
-    go, figure = graph_objects(), new_figure(xaxis={"title": {"text": "seconds"}, "rangemode": "tozero"})
-    values = []
-    for i, (record, name) in enumerate(zip(records, names_of(records))):
-        for heat, points in best_lines(record):
-            values += points["y"]
-            figure.add_trace(
-                go.Scatter(
-                    points,
-                    name=escaped(f"{name}, {heat}"),
-                    mode="lines",
-                    line={"shape": "hv", **_line(i, heat)},
-                    hovertemplate=f"{escaped(name)}: %{{y}} after %{{x}} s<br>%{{text}}<extra></extra>",
-                )
-            )
-    if not values:
-        return nothing("no trial has a score yet")
-    return figure.update_yaxes(score_axis(values, records[0].mode, records[0].metric))
-
-
-def winners_curves(records: Sequence[RunRecord]) -> Figure:
-    """Draw the learning curve of each run's best trial; the curve of its surrogate is dotted."""
-    go, figure = graph_objects(), new_figure(xaxis={"title": {"text": "epoch"}})
-    values = []
-    for i, (record, name) in enumerate(zip(records, names_of(records))):
-        best = record.trials[record.best_trial] if record.trials else None
-        for heat in HEAT_NAMES:
-            lines = [line for line in (best.history if best else ()) if line["heat"] == heat]
-            if best is None or not (lines := [line for line in lines if line.get(record.metric) is not None]):
-                continue
-            scores = [figures_of(line[record.metric]) for line in lines]
-            values += scores
-            told = f"{escaped(name)}, trial {best.trial}, {heat}"
-            figure.add_trace(
-                go.Scatter(
-                    x=[line["epoch"] for line in lines],
-                    y=scores,
-                    name=told,
-                    mode="lines",
-                    line=_line(i, heat),
-                    hovertemplate=f"{told}<br>epoch %{{x}}: %{{y}}<extra></extra>",
-                )
-            )
-    if not values:
-        return nothing("no trial has a score yet")
-    return figure.update_yaxes(score_axis(values, records[0].mode, records[0].metric))
 
 
 def costs(records: Sequence[RunRecord]) -> Figure:

@@ -9,7 +9,7 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,6 +45,25 @@ def smooth(output: Tensor, target: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output, target, label_smoothing=0.1)
 
 
+def began(path: Path) -> RunBegan:
+    return RunBegan(path=path, metric="val_loss", mode="min", settings={}, seconds=0.0)
+
+
+def rows_of(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as opened:
+        return [*csv.DictReader(opened)]
+
+
+def values_of(rows: Iterable[Mapping[str, str]]) -> Values:
+    """The finite values of rows of a CSV file, each of which is there once."""
+    told = [row for row in rows if row["value"]]
+    found = {
+        (int(row["trial"]), f"{row['heat']}/{row['metric']}", int(row["epoch"])): float(row["value"]) for row in told
+    }
+    assert len(found) == len(told)
+    return found
+
+
 def curves(result: TuneResult) -> Values:
     """A run's metrics by trial, "heat/metric" and epoch; those that are finite."""
     frame = result.curves().dropna()
@@ -76,15 +95,8 @@ def test_csv_has_each_epoch_once_also_where_the_run_was_interrupted(
     with pytest.raises(KeyboardInterrupt):
         quick(**SMALL, callbacks=[CSVLogger(file), stops(3)])
     result = quick(**SMALL, callbacks=[CSVLogger(file)])
-    with file.open(newline="") as opened:
-        rows = [*csv.DictReader(opened)]
-    found = [
-        ((int(row["trial"]), f"{row['heat']}/{row['metric']}", int(row["epoch"])), float(row["value"]))
-        for row in rows
-        if row["value"]
-    ]
-    assert len(found) == len(dict(found))
-    assert dict(found) == pytest.approx(curves(result))
+    rows = rows_of(file)
+    assert values_of(rows) == pytest.approx(curves(result))
     seconds = [float(row["seconds"]) for row in rows]
     assert seconds == sorted(seconds)
 
@@ -97,16 +109,11 @@ def test_runs_of_one_file_are_told_apart(quick: Quick, tmp_path: Path) -> None:
     changed: dict[str, Any] = {"loss_fn": smooth, "resume": "changed"}
     found += [quick(**SMALL, **changed, callbacks=[CSVLogger(file)])]
     quick(**SMALL, **changed, callbacks=[CSVLogger(file)])  # it has all of them already
-    with file.open(newline="") as opened:
-        rows = [*csv.DictReader(opened)]
+    rows = rows_of(file)
     runs = dict.fromkeys(row["run"] for row in rows)
     assert [name.rpartition("-")[0] for name in runs] == ["run"] * 3
     for name, result in zip(runs, found, strict=True):
-        own = [row for row in rows if row["run"] == name and row["value"]]
-        keys = [(int(row["trial"]), f"{row['heat']}/{row['metric']}", int(row["epoch"])) for row in own]
-        values = dict(zip(keys, (float(row["value"]) for row in own), strict=True))
-        assert len(keys) == len(values)
-        assert values == pytest.approx(curves(result))
+        assert values_of(row for row in rows if row["run"] == name) == pytest.approx(curves(result))
 
 
 def test_logs_of_a_run_that_is_set_aside_stay_with_it(quick: Quick) -> None:
@@ -115,8 +122,8 @@ def test_logs_of_a_run_that_is_set_aside_stay_with_it(quick: Quick) -> None:
     before = (first.path / "metrics.csv").read_bytes()
     again = quick(**SMALL, loss_fn=smooth, resume="changed", callbacks=[CSVLogger()])
     assert (apart / "metrics.csv").read_bytes() == before
-    with (again.path / "metrics.csv").open(newline="") as opened:
-        rows = [(row["trial"], row["heat"], row["epoch"], row["metric"]) for row in csv.DictReader(opened)]
+    of_again = rows_of(again.path / "metrics.csv")
+    rows = [(row["trial"], row["heat"], row["epoch"], row["metric"]) for row in of_again]
     assert len(rows) == len(set(rows)) == len(again.curves())
     quick(**SMALL, storage_path=first.path, name="before-1", callbacks=[CSVLogger()])
     assert (apart / "metrics.csv").read_bytes() == before
@@ -125,9 +132,7 @@ def test_logs_of_a_run_that_is_set_aside_stay_with_it(quick: Quick) -> None:
 def test_csv_of_something_else_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("epoch,loss\n1,0.5\n")
     with pytest.raises(ValueError, match=r"`path` is '.*a\.csv', but must be a file with the columns run, trial"):
-        CSVLogger(tmp_path / "a.csv").on_event(
-            RunBegan(path=tmp_path, metric="a", mode="min", settings={}, seconds=0.0)
-        )
+        CSVLogger(tmp_path / "a.csv").on_event(began(tmp_path))
     assert (tmp_path / "a.csv").read_text() == "epoch,loss\n1,0.5\n"
 
 
@@ -135,10 +140,9 @@ def test_csv_of_something_else_is_refused_by_name(tmp_path: Path) -> None:
 def test_csv_whose_last_row_or_first_was_cut_off_goes_on(tmp_path: Path, left: int) -> None:
     """As a full disk, or a kill before the first row, leaves it."""
     file = tmp_path / "metrics.csv"
-    began = RunBegan(path=tmp_path, metric="val_loss", mode="min", settings={}, seconds=0.0)
     for recalled in (False, True):
         logger = CSVLogger()
-        for event in (began, epoch(0, 1, recalled=recalled), epoch(0, 2, recalled=recalled)):
+        for event in (began(tmp_path), epoch(0, 1, recalled=recalled), epoch(0, 2, recalled=recalled)):
             logger.on_event(event)
         if not recalled:
             whole = file.read_bytes()
@@ -174,16 +178,15 @@ def test_tensorboard_reads_scalars_and_hyperparameters(quick: Quick, tmp_path: P
 def test_tensorboard_has_each_epoch_once_also_where_the_run_was_killed(tmp_path: Path) -> None:
     """A killed process closes nothing. It had not logged an epoch of its journal, and another one not in full."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    began = RunBegan(path=tmp_path / "run", metric="val_loss", mode="min", settings={}, seconds=0.0)
     told = [replace(epoch(0, at), metrics={"val_loss": at / 4}) for at in (1, 2, 3, 4)]
     killed = TensorBoardLogger()
-    for event in (began, *told[:3]):
+    for event in (began(tmp_path / "run"), *told[:3]):
         killed.on_event(event)
     (folder,) = (tmp_path / "run" / "tensorboard").iterdir()
     (file,) = folder.iterdir()
     file.write_bytes(file.read_bytes()[:-3])
     logger = TensorBoardLogger()
-    for event in (began, *(replace(each, recalled=True) for each in told[:3]), told[3]):
+    for event in (began(tmp_path / "run"), *(replace(each, recalled=True) for each in told[:3]), told[3]):
         logger.on_event(event)
     events = accumulator.EventAccumulator(str(folder)).Reload().Scalars("sweep/val_loss")
     assert [(event.step, event.value) for event in events] == [(at, at / 4) for at in (1, 2, 3, 4)]
@@ -191,7 +194,7 @@ def test_tensorboard_has_each_epoch_once_also_where_the_run_was_killed(tmp_path:
 
 def test_tensorboard_holds_no_file_or_thread_for_a_trial_that_trains(tmp_path: Path) -> None:
     logger, before = TensorBoardLogger(tmp_path), (len(os.listdir("/dev/fd")), threading.active_count())
-    logger.on_event(RunBegan(path=tmp_path / "run", metric="val_loss", mode="min", settings={}, seconds=0.0))
+    logger.on_event(began(tmp_path / "run"))
     for trial in range(20):
         logger.on_event(replace(epoch(trial, 1), metrics={"val_loss": 0.5}))
     assert (len(os.listdir("/dev/fd")), threading.active_count()) == before
@@ -228,7 +231,7 @@ def test_mlflow_takes_a_folder_with_an_apostrophe(tmp_path: Path, monkeypatch: p
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     logger = MLflowLogger("digits", (tmp_path / "mlruns").as_uri())
-    logger.on_event(RunBegan(path=tmp_path / "o'neil" / "run", metric="val_loss", mode="min", settings={}, seconds=0.0))
+    logger.on_event(began(tmp_path / "o'neil" / "run"))
     assert logger.logged(0, "sweep") == 0
 
 
@@ -418,7 +421,7 @@ def test_wandb_is_asked_for_a_run_that_can_go_on(monkeypatch: pytest.MonkeyPatch
     path = tmp_path / "a run"
     for group, name in ((None, "a run"), ("ours", "ours")):
         logger = WandbLogger("project", group, mode="offline")
-        logger.begin(RunBegan(seconds=0.0, path=path, metric="val_loss", mode="min", settings={}))
+        logger.begin(began(path))
         for number, status in ((0, "stopped"), (1, "failed")):
             trial = Logged(number, {"lr": 0.1, "act": max}, {"sweep": 2, "race": 1})
             logger.open(trial)

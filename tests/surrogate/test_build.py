@@ -159,11 +159,6 @@ def test_model_fn_errors(model_fn: Callable[..., Any], message: str) -> None:
         make_surrogate(model_fn, {"lr": 1}, 1 / 4, example_input=torch.randn(4, 8))
 
 
-def test_bad_ratio() -> None:
-    with pytest.raises(ValueError, match=r"`width_ratio` is 1.5, but must be a number in"):
-        make_surrogate(mlp, {}, 1.5)
-
-
 def test_example_input_of_the_wrong_size() -> None:
     with pytest.raises(ValueError, match="surrogate cannot run on `example_input`: RuntimeError"):
         make_surrogate(mlp, {}, 1 / 4, example_input=torch.randn(4, 7))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,13 @@ from transformers import PretrainedConfig, PrinterCallback, Trainer, TrainerCall
 from transformers.utils import logging
 
 from hydro_rasda.common.argument_checks import require
-from hydro_rasda.integrations.shared import at_full_width, unaveraged
-from hydro_rasda.integrations.transformers.arguments import arguments_with, metric_of
+from hydro_rasda.integrations.shared import at_full_width
+from hydro_rasda.integrations.transformers.arguments import arguments_with
 from hydro_rasda.integrations.transformers.data import model_function
-from hydro_rasda.results.result import TuneResult
-from hydro_rasda.settings.config import RaceConfig, SweepConfig
+from hydro_rasda.settings.config import SweepConfig
 from hydro_rasda.space.branches import reachable
 from hydro_rasda.space.space import sample
 from hydro_rasda.training.worker import State, Worker
-from hydro_rasda.tuner import tune
 from surrogate.transformers_config import narrow_by_config
 
 TrainerClass = Callable[..., Trainer]
@@ -43,18 +41,16 @@ _EACH_EPOCH: dict[str, Any] = {
 _WEIGHTS = (".safetensors", ".bin")
 
 
-def tune_own_trainer(
+def by_own_trainer(
     trainer_class: TrainerClass,
     model: Any,
     model_class: Any,
     args: TrainingArguments,
     space: Mapping[str, Any],
-    inputs: Mapping[str, Any],
+    given: Mapping[str, Any],
     sweep: SweepConfig,
-    race: RaceConfig,
-    options: Mapping[str, Any],
-) -> TuneResult:
-    """Call `tune` with a training function that calls the subclass; `inputs` are arguments of `Trainer`."""
+) -> dict[str, Any]:
+    """Return arguments of `tune` that have the subclass train; `given` are arguments of `Trainer`."""
     rule = "a subclass of Trainer, or a function of its keyword arguments"
     require(callable(trainer_class), "trainer_class", trainer_class, rule)
     own = tuple(name for name in reachable(space) if not hasattr(args, name))
@@ -62,23 +58,15 @@ def tune_own_trainer(
     if sweep.surrogate < 1 and not _narrows(model, build, sample(space, 1, args.seed)[0], sweep.surrogate):
         told = "it is no PretrainedConfig that has a narrower form"
         sweep = at_full_width(sweep, "narrower", told)
-    metric, mode = metric_of(args)
-    data = {f"{name}_dataset": inputs[f"{name}_dataset"] for name in ("train", "eval")}
-    return tune(
-        NarrowByConfig(build),
-        space,
-        train=OwnTrainer(trainer_class, args, {name: of for name, of in inputs.items() if name not in data}),
-        train_data=data["train_dataset"],
-        val_data=data["eval_dataset"],
-        metric=metric,
-        mode=mode,
-        max_t=int(args.num_train_epochs),
-        seed=args.seed,
-        sweep=sweep,
-        # A trial trains in one process, because `Trainer` starts its own ranks.
-        race=replace(unaveraged(race), keep="best" if args.load_best_model_at_end else "last", max_workers=1),
-        **options,
-    )
+    data = ("train_dataset", "eval_dataset")
+    return {
+        "model_fn": NarrowByConfig(build),
+        "space": space,
+        "train": OwnTrainer(trainer_class, args, {name: of for name, of in given.items() if name not in data}),
+        "train_data": given["train_dataset"],
+        "val_data": given["eval_dataset"],
+        "sweep": sweep,
+    }
 
 
 def _narrows(model: Any, build: Callable[..., nn.Module], config: Mapping[str, Any], width_ratio: float) -> bool:

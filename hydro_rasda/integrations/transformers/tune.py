@@ -45,8 +45,7 @@ from hydro_rasda.integrations.transformers.objective import (
     schedules_refused,
     trainer_objective,
 )
-from hydro_rasda.integrations.transformers.own_trainer import TrainerClass, tune_own_trainer
-from hydro_rasda.results.result import TuneResult
+from hydro_rasda.integrations.transformers.own_trainer import TrainerClass, by_own_trainer
 from hydro_rasda.settings.config import RaceConfig, SweepConfig
 from hydro_rasda.space.branches import reachable
 from hydro_rasda.space.space import check_space, reached, sample
@@ -133,50 +132,71 @@ def tune_trainer(
     given = {"train_dataset": train_dataset, "eval_dataset": eval_dataset, "data_collator": data_collator}
     given |= {"processing_class": processing_class, "compute_metrics": compute_metrics}
     given |= {"preprocess_logits_for_metrics": preprocess_logits_for_metrics}
-    if trainer_class is not None:
-        chosen = _chosen(args, options)
-        tuned = tune_own_trainer(trainer_class, model, model_class, args, space, given, sweep, race, chosen)
-        return make_trainer_result(tuned, args, given, None, trainer_class)
-    check_space(space)
-    made, wrong = to_space(space, args)
+    if trainer_class is None:
+        asked = _followed(model, args, space, model_class, given, sweep, race, options)
+    else:
+        asked = by_own_trainer(trainer_class, model, model_class, args, space, given, sweep)
+        race = replace(race, max_workers=1)  # a trial trains in one process, because `Trainer` starts its own ranks
     metric, mode = metric_of(args)
-    whole = None if compute_metrics is None or args.prediction_loss_only else TrainerMetrics(compute_metrics)
-    data = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
-    wrong += schedules_refused(args, reached("lr_scheduler_type", made))
-    _check_followed(args, _wrong_metric(args, metric, whole) + wrong + _refused(args, race, options, data))
-    model_fn = model_function(model, model_class, own_names(space), args.use_cache)
-    with preserved_generators():
-        config = sample(made, 1, args.seed)[0]
-        first = first_model("model", lambda: model_fn(config), config, nn.Module, "torch.nn.Module")
-        collate = collator(first, args, data_collator, processing_class)
-        train, validation = loaders(args, collate, train_dataset, eval_dataset)
-        few = tree_map(lambda leaf: leaf[:4] if isinstance(leaf, torch.Tensor) else leaf, next(iter(validation(1))))
-        sweep = narrow_or_full(sweep, first, lambda: few)
-    made |= _warmup_epochs(made, args, len(train_dataset))
-    predictions = predictions_of(args, preprocess_logits_for_metrics)
     tuned = tune(
-        model_fn,
-        made,
-        train_data=train,
-        val_data=validation,
-        objective=trainer_objective(args, None if whole is None else predictions),
-        metrics=whole,
+        **asked,
         metric=metric,
         mode=mode,
         max_t=int(args.num_train_epochs),
         seed=args.seed,
-        sweep=sweep,
         race=replace(unaveraged(race), keep="best" if args.load_best_model_at_end else "last"),
         **_chosen(args, options),
     )
-    return make_trainer_result(tuned, args, given, getattr(model, "trimmed", None))
+    values, finish = tuned.best_config, None
+    if trainer_class is None:
+        values, finish = with_values(args, values), getattr(model, "trimmed", None)
+    own: dict[str, Any] = {"_inputs": given, "_finish": finish, "_trainer_class": trainer_class or Trainer}
+    return TrainerResult(**vars(tuned), args=arguments_with(args, values), **own)
 
 
-def _wrong_metric(args: TrainingArguments, metric: str, whole: TrainerMetrics | None) -> list[str]:
+def _followed(
+    model: Any,
+    args: TrainingArguments,
+    space: Mapping[str, Any],
+    model_class: Any,
+    given: Mapping[str, Any],
+    sweep: SweepConfig,
+    race: RaceConfig,
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return arguments of `tune` whose training follows the training arguments; `given` are arguments of `Trainer`."""
+    check_space(space)
+    made, wrong = to_space(space, args)
+    compute, train_dataset, eval_dataset = (given[n] for n in ("compute_metrics", "train_dataset", "eval_dataset"))
+    whole = None if compute is None or args.prediction_loss_only else TrainerMetrics(compute)
+    wrong += schedules_refused(args, reached("lr_scheduler_type", made))
+    data = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
+    _check_followed(args, _wrong_metric(args, whole) + wrong + _refused(args, race, options, data))
+    model_fn = model_function(model, model_class, own_names(space), args.use_cache)
+    with preserved_generators():
+        config = sample(made, 1, args.seed)[0]
+        first = first_model("model", lambda: model_fn(config), config, nn.Module, "torch.nn.Module")
+        collate = collator(first, args, given["data_collator"], given["processing_class"])
+        train, validation = loaders(args, collate, train_dataset, eval_dataset)
+        few = tree_map(lambda leaf: leaf[:4] if isinstance(leaf, torch.Tensor) else leaf, next(iter(validation(1))))
+        sweep = narrow_or_full(sweep, first, lambda: few)
+    predictions = predictions_of(args, given["preprocess_logits_for_metrics"])
+    return {
+        "model_fn": model_fn,
+        "space": made | _warmup_epochs(made, args, len(train_dataset)),
+        "train_data": train,
+        "val_data": validation,
+        "objective": trainer_objective(args, None if whole is None else predictions),
+        "metrics": whole,
+        "sweep": sweep,
+    }
+
+
+def _wrong_metric(args: TrainingArguments, whole: TrainerMetrics | None) -> list[str]:
     if whole is not None:
         return metrics_refused(args)
     told = f"metric_for_best_model={args.metric_for_best_model!r}: give compute_metrics=, which computes it"
-    return [] if metric == "val_loss" else [told]
+    return [] if metric_of(args)[0] == "val_loss" else [told]
 
 
 def _check_followed(args: TrainingArguments, wrong: list[str]) -> None:
@@ -264,18 +284,3 @@ class TrainerResult(LibraryResult):
             arguments: More keyword arguments of `Trainer`, which replace those above.
         """
         return self._trainer_class(**{"model": self.model(), "args": self.args, **self._inputs, **arguments})
-
-
-def make_trainer_result(
-    tuned: TuneResult,
-    args: TrainingArguments,
-    inputs: dict[str, Any],
-    finish: Callable[[nn.Module], nn.Module] | None,
-    trainer_class: TrainerClass | None = None,
-) -> TrainerResult:
-    """Make the result, with the best configuration in a copy of the training arguments."""
-    values = with_values(args, tuned.best_config) if trainer_class is None else tuned.best_config
-    best = arguments_with(args, values)
-    return TrainerResult(
-        **vars(tuned), args=best, _inputs=inputs, _finish=finish, _trainer_class=trainer_class or Trainer
-    )

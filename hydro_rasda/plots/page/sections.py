@@ -15,8 +15,7 @@ from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.short_values import show
 from hydro_rasda.history.lineage import decided_copies
 from hydro_rasda.plots.figure_style import HEIGHT, begun, is_empty, nothing
-from hydro_rasda.plots.hyperparameters import LINES
-from hydro_rasda.plots.importance import importance_bars, importance_of
+from hydro_rasda.plots.hyperparameters import LINES, importance_bars, importance_of
 from hydro_rasda.plots.page import words
 from hydro_rasda.plots.page.words import call_of
 from hydro_rasda.records.records import RunRecord, in_heat

@@ -17,10 +17,11 @@ from typing import Any
 from hydro_rasda.common.argument_checks import require
 from hydro_rasda.common.optional_packages import needed_by
 from hydro_rasda.common.short_values import show
+from hydro_rasda.plots.curves import best_scores, winners_curves
 from hydro_rasda.plots.figure_style import graph_objects, nothing
 from hydro_rasda.plots.page import words
 from hydro_rasda.plots.page.sections import Drawing, Section, asked_of, drawing, sections
-from hydro_rasda.plots.timeline_and_cost import best_scores, costs, winners_curves
+from hydro_rasda.plots.timeline_and_cost import costs
 from hydro_rasda.records.comparison_of_runs import compared, names_of, verdict
 from hydro_rasda.records.record_from_journal import Unreadable, or_why, stamp
 from hydro_rasda.records.records import RunRecord

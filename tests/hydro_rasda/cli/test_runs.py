@@ -27,9 +27,9 @@ def test_a_run_is_shown_as_it_ended(past: str, said: Said, capsys: pytest.Captur
     table = capsys.readouterr().out
     plain = [line.rstrip() for line in table.splitlines() if line.strip(" ─")]  # no terminal: neither lines nor padding
     assert shown.splitlines()[: len(plain)] == plain
-    said = [message.text for message in load(past).messages if message.text not in plain]
-    assert any("sweep at epoch 1" in text for text in said)
-    assert [line.partition(": ")[2] for line in shown.splitlines()[len(plain) :]] == said[-8:]
+    texts = [message.text for message in load(past).messages if message.text not in plain]
+    assert any("sweep at epoch 1" in text for text in texts)
+    assert [line.partition(": ")[2] for line in shown.splitlines()[len(plain) :]] == texts[-8:]
     assert "8 of 12 trials, by val_loss (min)" in shown
 
 

@@ -74,7 +74,7 @@ def test_json_tells_each_change_to_the_end(growing: Growing, past: str, capsys: 
 
 
 def test_without_a_terminal_there_is_at_most_one_line_in_a_minute(
-    growing: Growing, monkeypatch: pytest.MonkeyPatch, said: Said, capsys: pytest.CaptureFixture[str]
+    growing: Growing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said: list[tuple[float, str]] = []
     console = make_console()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import math
 import shutil
 import subprocess
@@ -19,8 +18,7 @@ from hydro_rasda import plots
 from hydro_rasda.history.lines import failure_line, metric_lines
 from hydro_rasda.plots import hyperparameters
 from hydro_rasda.plots.figure_style import begun, is_empty, score_axis, thinned
-from hydro_rasda.plots.hyperparameters import LINES
-from hydro_rasda.plots.importance import importance_of
+from hydro_rasda.plots.hyperparameters import LINES, importance_of
 from hydro_rasda.plots.page.words import answer, cost_facts
 from hydro_rasda.records.records import RunRecord, TrialRecord
 from hydro_rasda.records.report import agreement_line, both_units, closing_lines
@@ -55,12 +53,6 @@ def test_every_figure_of_every_sort_of_run(sorts: Sorts, sort: str) -> None:
 
 def points(figure: Any, name: str) -> list[tuple[float, float]]:
     return [(x, y) for trace in figure.data if trace.name.startswith(name) for x, y in zip(trace.x, trace.y)]
-
-
-def test_what_a_run_cost_is_drawn_above_what_it_would_have_cost(sorts: Sorts) -> None:
-    figure = plots.cost(sorts["over"])
-    assert figure.data[0].y[0] == "this run"
-    assert figure.layout.yaxis.autorange == "reversed"  # plotly draws its first bar at the bottom
 
 
 def test_bars_card_and_closing_lines_give_a_cost_in_the_same_units(sorts: Sorts) -> None:
@@ -321,15 +313,8 @@ def test_without_its_folder_a_result_still_has_its_curves(sorts: Sorts, tmp_path
 
 
 def test_without_plotly_it_says_what_to_install(sorts: Sorts, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name.partition(".")[0] == "plotly":
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"pip install 'hydro-rasda\[report\]'"):
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    with pytest.raises(ImportError, match=r"needs plotly, which is not there: pip install 'hydro-rasda\[report\]'"):
         plots.learning_curves(sorts["over"])
 
 

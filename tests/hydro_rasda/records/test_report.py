@@ -202,7 +202,7 @@ def test_the_table_leaves_out_what_all_trials_share() -> None:
     assert "6 of 6 trials, by val_loss (min)" in table
     assert "lr=0.1" in table
     assert "optimizer=" not in table
-    assert "20.0 s: 16 epochs of the sweep in 8.0 s, 6 epochs of the race in 12.0 s" in table
+    assert "20 s: 16 epochs of the sweep in 8 s, 6 epochs of the race in 12 s" in table
     assert "spared about 24 s" in table  # 16 epochs of 2 s, less the 8 s
 
 

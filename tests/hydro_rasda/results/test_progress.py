@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from rich.console import Console
@@ -33,6 +33,24 @@ from hydro_rasda.run.events import (
 from tests.hydro_rasda.records.test_report import RECORD
 
 pytestmark = pytest.mark.usefixtures("one_process")
+
+
+def shown(*events: Event, mode: Literal["min", "max"] = "min", **console: Any) -> tuple[Progress, io.StringIO]:
+    """The progress of a run that has begun, after these events, and the file that it writes."""
+    file = io.StringIO()
+    progress = Progress(Console(file=file, highlight=False, **console))
+    progress.on_event(RunBegan(seconds=0.0, path=Path("run"), metric="val_loss", mode=mode, settings={}))
+    for event in events:
+        progress.on_event(event)
+    return progress, file
+
+
+BAR: dict[str, Any] = {"width": 80, "force_terminal": True, "color_system": None}
+
+
+def scored(heat: HeatName, trial: int, value: float | None, epoch: int = 1, loss: float | None = 1.0) -> EpochEnded:
+    metrics = {"train_loss": loss, "val_loss": value}
+    return EpochEnded(seconds=0.0, heat=heat, trial=trial, epoch=epoch, metrics=metrics)
 
 
 def test_progress_tells_of_each_decision(capsys: pytest.CaptureFixture[str], quick: Callable[..., TuneResult]) -> None:
@@ -194,27 +212,20 @@ def test_a_log_has_neither_broken_lines_nor_boxes_nor_padding(
 def test_it_tells_which_trial_leads(
     mode: Literal["min", "max"], surrogate: tuple[int, float], target: tuple[int, float]
 ) -> None:
-    file = io.StringIO()
-    progress = Progress(Console(file=file, highlight=False))
-    progress.on_event(RunBegan(seconds=0.0, path=Path("run"), metric="val_loss", mode=mode, settings={}))
-
-    def trained(heat: HeatName, trial: int, value: float | None, loss: float | None = 1.0) -> None:
-        metrics = {"train_loss": loss, "val_loss": value}
-        progress.on_event(EpochEnded(seconds=0.0, heat=heat, trial=trial, epoch=1, metrics=metrics))
-
+    progress, file = shown(mode=mode)
     heats: tuple[tuple[HeatName, float], ...] = (("sweep", 0.0), ("race", 100.0))
     for heat, at in heats:
         progress.on_event(HeatBegan(seconds=at, heat=heat, epochs=9))
         progress.on_event(EpochsTrained(seconds=at, epochs=1))
         if heat == "sweep":
             for trial, value in enumerate((0.5, 0.2, 0.7)):
-                trained("sweep", trial, value)
-            trained("sweep", 3, None)
-            trained("sweep", 4, {"min": 0.1, "max": 0.9}[mode], loss=None)
+                progress.on_event(scored("sweep", trial, value))
+            progress.on_event(scored("sweep", 3, None))
+            progress.on_event(scored("sweep", 4, {"min": 0.1, "max": 0.9}[mode], loss=None))
         else:
-            trained("race", 0, {"min": 0.6, "max": 0.8}[mode])
-            trained("race", 1, {"min": 0.65, "max": 0.75}[mode])
-            trained("race", 2, {"min": 0.1, "max": 0.9}[mode], loss=None)
+            progress.on_event(scored("race", 0, {"min": 0.6, "max": 0.8}[mode]))
+            progress.on_event(scored("race", 1, {"min": 0.65, "max": 0.75}[mode]))
+            progress.on_event(scored("race", 2, {"min": 0.1, "max": 0.9}[mode], loss=None))
         progress.on_event(EpochsTrained(seconds=at + 70, epochs=1))
         progress.on_event(HeatEnded(seconds=at + 70))
     assert file.getvalue().splitlines() == [
@@ -226,38 +237,31 @@ def test_it_tells_which_trial_leads(
 
 
 def test_a_training_of_the_users_that_reports_no_training_loss_leads_too() -> None:
-    file = io.StringIO()
-    progress = Progress(Console(file=file, highlight=False))
-    progress.on_event(RunBegan(seconds=0.0, path=Path("run"), metric="val_loss", mode="min", settings={}))
-    progress.on_event(HeatBegan(seconds=0.0, heat="race", epochs=9))
-    progress.on_event(EpochEnded(seconds=1.0, heat="race", trial=3, epoch=1, metrics={"val_loss": 0.25}))
+    untold = EpochEnded(seconds=1.0, heat="race", trial=3, epoch=1, metrics={"val_loss": 0.25})
+    progress, file = shown(HeatBegan(seconds=0.0, heat="race", epochs=9), untold)
     for seconds in (1.0, 62.0):
         progress.on_event(EpochsTrained(seconds=seconds, epochs=1))
     assert file.getvalue().splitlines()[-1].endswith("trial 3 leads with val_loss 0.25 (epoch 1)")
 
 
 def test_a_trial_that_was_stopped_leads_no_more() -> None:
-    file = io.StringIO()
-    progress = Progress(Console(file=file, highlight=False))
-    progress.on_event(RunBegan(seconds=0.0, path=Path("run"), metric="val_loss", mode="min", settings={}))
-    progress.on_event(HeatBegan(seconds=0.0, heat="sweep", epochs=9))
-    for trial, value in enumerate((0.1, 0.2, 0.3)):
-        metrics = {"train_loss": 1.0, "val_loss": value}
-        progress.on_event(EpochEnded(seconds=0.0, heat="sweep", trial=trial, epoch=1, metrics=metrics))
-    metrics = {"train_loss": 1.0, "val_loss": 0.5}
-    progress.on_event(EpochEnded(seconds=0.0, heat="sweep", trial=0, epoch=2, metrics=metrics))
-    progress.on_event(EpochsTrained(seconds=1.0, epochs=1))
-    progress.on_event(EpochsTrained(seconds=62.0, epochs=1))
-    progress.on_event(RungDecided(seconds=63.0, heat="sweep", epoch=1, candidates=(0, 1, 2), kept=(2,)))
-    progress.on_event(EpochsTrained(seconds=124.0, epochs=1))
+    _, file = shown(
+        HeatBegan(seconds=0.0, heat="sweep", epochs=9),
+        *(scored("sweep", trial, value) for trial, value in enumerate((0.1, 0.2, 0.3))),
+        scored("sweep", 0, 0.5, epoch=2),
+        EpochsTrained(seconds=1.0, epochs=1),
+        EpochsTrained(seconds=62.0, epochs=1),
+        RungDecided(seconds=63.0, heat="sweep", epoch=1, candidates=(0, 1, 2), kept=(2,)),
+        EpochsTrained(seconds=124.0, epochs=1),
+    )
     later, last = file.getvalue().splitlines()[-2:]
     assert later.endswith("trial 1 leads with val_loss 0.2 (epoch 1)")
     assert last.endswith("trial 2 leads with val_loss 0.3 (epoch 1)")
 
 
 def test_one_bar_goes_on_through_all_heats() -> None:
-    file = io.StringIO()
-    with Progress(Console(file=file, width=80, force_terminal=True, color_system=None)) as progress:
+    progress, file = shown(**BAR)
+    with progress:
         heats: tuple[tuple[HeatName, int], ...] = (("sweep", 0), ("race", 40), ("race", 80))
         for heat, begins in heats:
             progress.on_event(HeatBegan(seconds=begins, heat=heat, epochs=4))
@@ -275,13 +279,10 @@ def test_in_80_columns_nothing_of_the_bar_is_cut_short_and_it_tells_what_is_best
     left: float | None, share: str
 ) -> None:
     """One measure of how far it is: the share of the run's time, once that is known."""
-    file = io.StringIO()
-    with Progress(Console(file=file, width=80, force_terminal=True, color_system=None)) as progress:
-        progress.on_event(RunBegan(seconds=0.0, path=Path("run"), metric="val_loss", mode="min", settings={}))
-        progress.on_event(HeatBegan(seconds=0.0, heat="sweep", epochs=384))
-        progress.on_event(EpochsTrained(seconds=1.0, epochs=128, seconds_left=left))
-        metrics = {"train_loss": 1.0, "val_loss": 0.0123456}
-        progress.on_event(EpochEnded(seconds=1.0, heat="sweep", trial=100, epoch=1, metrics=metrics))
+    trained = EpochsTrained(seconds=1.0, epochs=128, seconds_left=left)
+    progress, file = shown(HeatBegan(seconds=0.0, heat="sweep", epochs=384), trained, **BAR)
+    with progress:
+        progress.on_event(scored("sweep", 100, 0.0123456))
     bar = file.getvalue().rstrip().rsplit("sweep", 1)[-1]
     assert share in bar
     assert "trial 100 leads: 0.01235 (epoch 1)" in bar
@@ -290,12 +291,9 @@ def test_in_80_columns_nothing_of_the_bar_is_cut_short_and_it_tells_what_is_best
 
 def test_at_full_size_no_surrogate_leads() -> None:
     """Nor in a run that is resumed there."""
-    file = io.StringIO()
-    with Progress(Console(file=file, width=80, force_terminal=True, color_system=None)) as progress:
-        progress.on_event(RunBegan(seconds=0.0, path=Path("run"), metric="val_loss", mode="min", settings={}))
-        metrics = {"train_loss": 1.0, "val_loss": 0.125}
-        recalled = EpochEnded(seconds=1.0, heat="sweep", trial=7, epoch=9, metrics=metrics, recalled=True)
-        progress.on_event(recalled)
+    recalled = replace(scored("sweep", 7, 0.125, epoch=9), recalled=True)
+    progress, file = shown(recalled, **BAR)
+    with progress:
         progress.on_event(HeatBegan(seconds=2.0, heat="race", epochs=9))
         progress.on_event(EpochsTrained(seconds=3.0, epochs=1))
         progress._bars.refresh()

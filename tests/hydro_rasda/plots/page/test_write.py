@@ -27,7 +27,7 @@ import pytest
 
 from hydro_rasda import choice, loguniform, plots, uniform
 from hydro_rasda.cli import main
-from hydro_rasda.plots.importance import importance_of
+from hydro_rasda.plots.hyperparameters import importance_of
 from hydro_rasda.plots.page import sections as sections_module
 from hydro_rasda.plots.page import write_page
 from hydro_rasda.plots.page.sections import sections
