@@ -8,7 +8,6 @@ train to the same milestone and are then compared at once. So neither the order 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 
 from hydro_rasda.common.heat_names import HeatName
@@ -148,12 +147,11 @@ class SurrogateHeat(Heat):
 
     def _record(self, finished: Finished) -> None:
         """Record what a group has trained: first the checkpoint, then the journal's lines."""
-        run, outcome, key = self._run, finished.outcome, finished.task.key
+        run, outcome, task, key = self._run, finished.outcome, finished.task, finished.task.key
         epochs, copied = partial(run.history.epochs, self.name), run.history.heats[self.name].copies
         while run.store.done(key):  # a trial that has lost its checkpoint may begin a span once more
             key += "/again"
-        task = replace(finished.task, key=key)
-        run.save(task.key, {"parts": outcome.checkpoint}, task.members)
+        run.save(key, {"parts": outcome.checkpoint}, task.members)
         # A trial that restarted after its checkpoint was lost has repeated its first epochs: these are not new.
         fresh = {n: [at for at in h if at[0] > epochs(n)] for n, h in outcome.history.items()}
         lines = [line for n, history in fresh.items() for line in metric_lines(self.name, n, history)]
@@ -166,7 +164,7 @@ class SurrogateHeat(Heat):
         behind = {n: h[-1][0] for n, h in outcome.history.items() if h and h[-1][0] < epochs(n)}
         more = {"device": finished.device, "copies": copies or None, "behind": behind or None}
         value |= {name: of for name, of in more.items() if of is not None}
-        self._hear(task.key, run.record(task.key, Unit(value, lines, finished.outcome.seconds)))
+        self._hear(key, run.record(key, Unit(value, lines, outcome.seconds)))
         if self._good_enough is not None:
             new = [number for number in task.members if number not in self._good_enough]
             self._good_enough += self._as_good_as_asked(new)

@@ -10,7 +10,6 @@ from typing import Any
 
 from hydro_rasda.history.history import SCHEDULES, SWEEP_DECISION
 from hydro_rasda.history.lines import Unit
-from hydro_rasda.schedulers.sweep_rule import Continue, move_of
 
 
 @dataclass(frozen=True)
@@ -40,10 +39,13 @@ def lineages(units: Mapping[str, Unit], epochs: Mapping[int, int]) -> dict[int, 
         if line["event"] == "trial"
     }
     for together in decided_copies(units):
-        before = dict(found)
-        for copy in together:
-            earlier = _ended(before[copy.source], copy.epoch)
-            found[copy.trial] = [*earlier, Ancestor(copy.trial, copy.epoch, copy.epoch, copy.after)]
+        found |= {
+            copy.trial: [
+                *_ended(found[copy.source], copy.epoch),
+                Ancestor(copy.trial, copy.epoch, copy.epoch, copy.after),
+            ]
+            for copy in together
+        }
     sources = {
         number: source for key, unit in units.items() if key.startswith(SCHEDULES) for number, source, _ in unit.value
     }
@@ -72,12 +74,11 @@ def decided_copies(units: Mapping[str, Unit]) -> Iterator[list[Copy]]:
     for key, unit in units.items():
         configs |= {line["trial"]: line["config"] for line in unit.lines if line["event"] == "trial"}
         if (decision := SWEEP_DECISION.fullmatch(key)) is not None:
-            found, at = list[Copy](), int(decision["epoch"] or 0)
-            for number, *plain in unit.value:
-                move = move_of(plain)
-                if isinstance(move, Continue) and (source := move.copy_of) is not None:
-                    after = {**configs[source], **move.changes}
-                    found.append(Copy(at, number, source, configs[number], configs[source], after))
+            at, copies = int(decision["epoch"] or 0), [(number, *copy) for number, _, *copy in unit.value if copy]
+            found = [
+                Copy(at, number, source, configs[number], configs[source], {**configs[source], **changes})
+                for number, source, changes in copies
+            ]
             configs |= {copy.trial: copy.after for copy in found}
             yield found
 

@@ -48,12 +48,18 @@ def score_in(metrics: Mapping[str, Any], name: str) -> float | None:
     return None if metrics.get("train_loss", 0.0) is None else metrics.get(name)
 
 
+_PLAIN = frozenset({str, int, bool, type(None)})
+
+
 def jsonable(value: Any) -> Any:
     """Return a value as strict JSON would give it back: NaN and infinities become None, other values `name_of` them."""
+    kind = type(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if value is None or isinstance(value, (bool, int, str)):
+    if kind in _PLAIN or isinstance(value, (bool, int, str)):
         return value
+    if kind is dict:  # most values are these; the check for any Mapping takes longer
+        return {str(key): item if type(item) in _PLAIN else jsonable(item) for key, item in value.items()}
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -109,10 +109,15 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, inside: int = 1) -> int:
         OSError: if it cannot be opened.
     """
     with _folder(path.parent, inside - 1) as folder:
-        try:
-            found = os.open(path.name, flags | _ASIDE, 0o666, dir_fd=folder)
-        except OSError as error:
-            raise _told(error, path) from None
+        return _open_in(folder, path, flags)
+
+
+def _open_in(folder: int, path: Path, flags: int) -> int:
+    """Open a regular file in an open folder, the path's parent; see `open_regular`."""
+    try:
+        found = os.open(path.name, flags | _ASIDE, 0o666, dir_fd=folder)
+    except OSError as error:
+        raise _told(error, path) from None
     if not stat.S_ISREG(os.fstat(found).st_mode):
         os.close(found)
         raise _irregular(path)
@@ -122,18 +127,24 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, inside: int = 1) -> int:
 @contextlib.contextmanager
 def _folder(path: Path, inside: int) -> Iterator[int]:
     """Open a folder. The last `inside` names of its path lie in the run's folder and must not be links."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    with contextlib.ExitStack() as stack:
-        try:
-            if inside:
-                above = stack.enter_context(_folder(path.parent, inside - 1))
-                found = os.open(path.name, flags | os.O_NOFOLLOW, dir_fd=above)
-            else:
-                found = os.open(path, flags)
-        except OSError as error:
-            raise _told(error, path) if inside else error from None
-        stack.callback(os.close, found)
+    found = _open_folder(path, inside)
+    try:
         yield found
+    finally:
+        os.close(found)
+
+
+def _open_folder(path: Path, inside: int) -> int:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    if not inside:
+        return os.open(path, flags)
+    above = _open_folder(path.parent, inside - 1)
+    try:
+        return os.open(path.name, flags | os.O_NOFOLLOW, dir_fd=above)
+    except OSError as error:
+        raise _told(error, path) from None
+    finally:
+        os.close(above)
 
 
 def _told(error: OSError, path: Path) -> Exception:
@@ -251,17 +262,18 @@ def write_atomically(path: Path, content: bytes) -> None:
 def replacing(path: Path, inside: int = 1) -> Iterator[IO[bytes]]:
     """Open a temporary file that replaces `path` when the context ends."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with os.fdopen(open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, inside), "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        with _folder(path.parent, inside - 1) as folder:
+    with _folder(path.parent, inside - 1) as folder:
+        try:
+            with os.fdopen(_open_in(folder, temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(temporary.name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
             _sync(folder)
-    except BaseException:
-        remove(temporary, inside)
-        raise
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary.name, dir_fd=folder)
+            raise
 
 
 def sync_folder(path: Path) -> None:

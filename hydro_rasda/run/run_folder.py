@@ -53,6 +53,10 @@ if TYPE_CHECKING:
     import torch
 
 
+CHECKPOINTS = "checkpoints"
+"""Folder of a run's checkpoints."""
+
+
 class Store:
     """One run's folder. Only one process at a time may hold it, but any number of processes can read it.
 
@@ -68,6 +72,7 @@ class Store:
 
     def __init__(self, path: Path, record: Record, claim: Claim | None = None, changes: Sequence[str] = ()) -> None:
         self.path, self.id = path, run_id(path)
+        self._checkpoints = path / CHECKPOINTS
         if record.units and record.run != self.id:
             raise DamagedJournal(
                 f"{path / JOURNAL} is the journal of another run than {path / SPEC}: put back the run's own, or remove "
@@ -133,7 +138,7 @@ class Store:
             told = {"format": FORMAT, "id": uuid.uuid4().hex if moved or found is None else run_id(path), **asked}
             with files.naming(spec):
                 files.write_atomically(spec, (json.dumps(told, indent=2) + "\n").encode())
-        for inside, folder in enumerate((path, path / "checkpoints")):
+        for inside, folder in enumerate((path, path / CHECKPOINTS)):
             for left in files.matching(folder, files.TEMPORARY, inside):
                 files.remove(left, inside + 1)
         journal = path / JOURNAL
@@ -263,7 +268,7 @@ class Store:
             self._damage.pop(name, None)
 
     def file(self, name: str) -> Path:
-        return checkpoint_file(self.path, name)
+        return self._checkpoints / _file_name(name)
 
     def _append(self, lines: Iterable[JournalLine], own: JournalLine, durable: bool) -> None:
         assert self._journal is not None, "this run was opened to be read"
@@ -307,7 +312,11 @@ def take_in(history: History, key: str, unit: Unit, folder: Path) -> None:
 
 def checkpoint_file(folder: Path, name: str) -> Path:
     """Return the path of a checkpoint in a run's folder."""
-    return folder / "checkpoints" / f"{name.replace('/', '.')}.pt"
+    return folder / CHECKPOINTS / _file_name(name)
+
+
+def _file_name(checkpoint: str) -> str:
+    return f"{checkpoint.replace('/', '.')}.pt"
 
 
 def _rounded_up(seconds: float) -> float:

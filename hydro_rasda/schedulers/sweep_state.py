@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from bisect import insort
-from collections.abc import Mapping
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import chain
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 from hydro_rasda.schedulers.ranking import Mode
-
-FEW = 16
-"""Up to this number, new scores are inserted one by one. More scores are sorted together with the known ones."""
 
 End = Literal["done", "failed", "diverged"]
 """How a trial of the race ended before its last epoch: by itself, by an error, or because it diverged."""
@@ -59,6 +58,41 @@ class Standing:
         return self.curve.get(self.epoch, math.nan)
 
 
+_Entry = tuple[float, int]
+"""A finite score, negated if more is better, and its trial."""
+
+
+class _Ranking:
+    """Entries in rising order, in parts: to add one to many takes hardly longer than to add one to a few."""
+
+    SIZE = 500
+    """A part is split if it has more than twice this number of entries."""
+
+    def __init__(self, entries: Iterable[_Entry] = ()) -> None:
+        self._parts: list[list[_Entry]] = []
+        for entry in entries:
+            self.add(entry)
+
+    def add(self, entry: _Entry) -> None:
+        if not self._parts:
+            self._parts.append([])
+        at = bisect_right(self._parts, entry, lo=1, key=itemgetter(0)) - 1
+        insort(part := self._parts[at], entry)
+        if len(part) > 2 * self.SIZE:
+            self._parts[at : at + 1] = part[: self.SIZE], part[self.SIZE :]
+
+    def __iter__(self) -> Iterator[_Entry]:
+        return chain.from_iterable(self._parts)
+
+    def best(self, count: int) -> _Entry | None:
+        """Return the last of the best `count` entries, or of all if there are fewer; None if there are none."""
+        for part in self._parts:
+            if count <= len(part):
+                return part[count - 1]
+            count -= len(part)
+        return self._parts[-1][-1] if self._parts else None
+
+
 class SweepState:
     """The state of a sweep, or of the race at full size. Rules only read it; the sweep or the race changes it.
 
@@ -94,12 +128,9 @@ class SweepState:
         self.idle = False
         self._at: dict[int, dict[int, Standing]] = {}
         self._to: dict[int, dict[int, Standing]] = {}
-        # These map a milestone to pairs of a finite score (negated if more is better) and a trial. `_came` has
-        # the pairs that were reported since the rule last read them. `_ranked` has all earlier pairs, sorted.
-        # `_hopeful` has a heap of the pairs of waiting trials.
-        self._ranked: dict[int, list[tuple[float, int]]] = {}
-        self._came: dict[int, list[tuple[float, int]]] = {}
-        self._hopeful: dict[int, list[tuple[float, int]]] = {}
+        # By milestone: all finite scores, and a heap of those of waiting trials, with some of trials that left.
+        self._ranked: dict[int, _Ranking] = {}
+        self._hopeful: dict[int, list[_Entry]] = {}
         self._diverged: set[int] = set()
 
     def waiting_at(self, epoch: int) -> Mapping[int, Standing]:
@@ -114,7 +145,7 @@ class SweepState:
         """Return the best trials so far, none that diverged or failed: more epochs come first, then better scores."""
         found: dict[int, None] = {}
         for stop in sorted(self._ranked, reverse=True):
-            for _, number in self._in_order(stop):
+            for _, number in self._ranked[stop]:
                 if len(found) == count:
                     return list(found)
                 if number not in self._diverged:
@@ -126,29 +157,15 @@ class SweepState:
 
         With many trials, asking after each arrival takes hardly longer than with few.
         """
-        if count < 1 or not (in_order := self._in_order(stop)):
+        if count < 1 or stop not in self._ranked or (last := self._ranked[stop].best(count)) is None:
             return []
-        last, hopeful, found = in_order[min(count, len(in_order)) - 1], self._hopeful[stop], list[tuple[float, int]]()
+        hopeful, found = self._hopeful[stop], list[_Entry]()
         while hopeful and hopeful[0] <= last:
             if (entry := heappop(hopeful))[1] in self.waiting_at(stop):  # otherwise it continued or was dropped
                 found.append(entry)
         for entry in found:
             heappush(hopeful, entry)
         return [number for _, number in found]
-
-    def _in_order(self, stop: int) -> list[tuple[float, int]]:
-        """Return the scores at a milestone, best first; sort in those that came since the last call."""
-        ranked, hopeful, came = self._ranked.setdefault(stop, []), self._hopeful.setdefault(stop, []), self._came
-        new = came.pop(stop, ())
-        for entry in new:
-            heappush(hopeful, entry)
-        if len(new) > FEW:
-            ranked += new
-            ranked.sort()
-        else:
-            for entry in new:
-                insort(ranked, entry)
-        return ranked
 
     def admit(self, number: int, config: Mapping[str, Any]) -> None:
         """Add a new trial, which waits for its first milestone."""
@@ -189,8 +206,9 @@ class SweepState:
         if averaged is not None:
             self.averages.setdefault(stop, {})[number] = averaged
         if math.isfinite(score):
-            self._ranked.setdefault(stop, [])
-            self._came.setdefault(stop, []).append((score if self.mode == "min" else -score, number))
+            entry = score if self.mode == "min" else -score, number
+            self._ranked.setdefault(stop, _Ranking()).add(entry)
+            heappush(self._hopeful.setdefault(stop, []), entry)
         else:
             self._diverged.add(number)
         self._put(standing)
@@ -198,9 +216,9 @@ class SweepState:
     def place(self, stop: int, places: Mapping[int, float]) -> None:
         """Replace the scores at a milestone by places, for all trials that reached it."""
         self.scores[stop] |= places
-        self._ranked[stop] = sorted((place, number) for number, place in places.items() if math.isfinite(place))
-        self._hopeful[stop] = [entry for entry in self._ranked[stop] if entry[1] in self.waiting_at(stop)]
-        self._came.pop(stop, None)
+        in_order = sorted((place, number) for number, place in places.items() if math.isfinite(place))
+        self._ranked[stop] = _Ranking(in_order)
+        self._hopeful[stop] = [entry for entry in in_order if entry[1] in self.waiting_at(stop)]
         for number, place in places.items():
             self.trials[number].curve[stop] = place
 
