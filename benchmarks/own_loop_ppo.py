@@ -129,7 +129,8 @@ def loss_of(model: Any, batch: list[Tensor], config: Config) -> Tensor:
     ratio, clip = (logs.gather(1, actions[:, None]).squeeze(1) - log_probs).exp(), config["clip_range"]
     gain = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages).mean()
     entropy = -(logs.exp() * logs).sum(1).mean()
-    return config["vf_coef"] * F.mse_loss(values, returns) - gain - config["ent_coef"] * entropy
+    loss: Tensor = config["vf_coef"] * F.mse_loss(values, returns) - gain - config["ent_coef"] * entropy
+    return loss
 
 
 @torch.no_grad()
@@ -277,7 +278,7 @@ class Compared(NamedTuple):
         return ">" * any(row["best"] < DONE for row in self.rows)
 
     def mean(self, name: str) -> float:
-        return mean(row[name] for row in self.rows)
+        return float(mean(row[name] for row in self.rows))
 
 
 def compared(rows: Sequence[Row]) -> list[Compared]:
