@@ -2,17 +2,17 @@
 
     python -m benchmarks.own_loop_ppo [--sizes small wide] [--seeds 0 1 2]
 
-The space is that of RL Baselines3 Zoo's `sample_ppo_params`, as it was up to its version 2.5, without `n_steps` and
-`net_arch`. Learning rates go from 1e-5 to 1, so that most configurations learn nothing. Nothing in it was chosen for
-`tune`. An epoch is 2,048 steps of the environment, and a full training has 27 epochs. After each epoch, 32 episodes
-with the most probable actions are played. An agent is done once their mean return is 475.
+The space is that of `sample_ppo_params` in RL Baselines3 Zoo, in the version whose learning rates go from 1e-5 to 1.
+It has no `n_steps` and `net_arch`: a rollout has 128 steps of 8 environments. Nothing in it was chosen for `tune`. An
+epoch is 2,048 steps of the environment, and a full training has 27 epochs. After each epoch, 32 episodes with the most
+probable actions are played. An agent is done once their mean return is 475.
 
 Random search trains the configurations of the same seed one after another at full width, each to its end or to 475.
 `tune` has the same configurations, 8 at first. If it ends without such an agent, it is called again with twice as
 many. It sweeps at 1/8 of the width, and once more with `surrogate=1`, which shows what halving alone saves. Random
 search is stopped once it takes `MOST` times as long as the slower of these. One process computes at a time, on one
-thread. The sizes, and the 8 configurations, were chosen on other seeds. What is there is not run again. It rewrites
-`own_loop_ppo.{json,md}`.
+thread, so that CPU seconds are compared. The sizes, and the 8 configurations, were chosen on other seeds. What is
+there is not run again. It rewrites `own_loop_ppo.{json,md}`.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def by_tune(seed: int, size: Size, limit: float, surrogate: float = 1 / 8) -> Fo
 
 def by_random_search(seed: int, size: Size, limit: float) -> Found:
     """Train one configuration after another at full width, each to its end or until it is done."""
-    began, epochs, tried = time.perf_counter(), list[tuple[float, float, float]](), 0
+    began, epochs, tried = time.process_time(), list[tuple[float, float, float]](), 0
     for number, config in enumerate(sample(SPACE, MOST_TRIALS, seed)):
         torch.manual_seed(1000 * seed + number)
         model, tried = agent(config, size=size), number + 1
@@ -224,7 +224,7 @@ def by_random_search(seed: int, size: Size, limit: float) -> Found:
         for score in returns(model, optimizer, config, range(EPOCHS)):
             epochs.append((1.0, score, time.process_time() - before))
             before = time.process_time()
-            if score >= DONE or time.perf_counter() - began > limit:
+            if score >= DONE or time.process_time() - began > limit:
                 return Found(score, epochs, tried)
     return Found(max(score for _, score, _ in epochs), epochs, tried)
 
@@ -243,7 +243,7 @@ def _cpu() -> float:
 
 
 def measure(search: str, size: str, seed: int, limit: float) -> Row:
-    """Run a search until an agent is done; random search for at most `limit` seconds."""
+    """Run a search until an agent is done; random search for at most `limit` CPU seconds."""
     began, cpu = time.perf_counter(), _cpu()
     found = SEARCHES[search](seed, SIZES[size], limit)
     seconds, cpu = time.perf_counter() - began, _cpu() - cpu
@@ -262,7 +262,7 @@ class Compared(NamedTuple):
 
     Attributes:
         rows: Its rows, by seed.
-        faster: For each seed, seconds of random search over its own; a lower bound if random search was stopped.
+        faster: For each seed, CPU seconds of random search over its own; a lower bound if random search was stopped.
         sooner: Number of seeds with which it was done sooner than random search; None for random search.
     """
 
@@ -289,7 +289,7 @@ def compared(rows: Sequence[Row]) -> list[Compared]:
         seeds = [seed for search, seed in of_size if search == RANDOM and all((s, seed) in of_size for s in SEARCHES)]
         for search in SEARCHES if seeds else ():
             own, other = ([of_size[name, seed] for seed in seeds] for name in (search, RANDOM))
-            faster = [b["seconds"] / a["seconds"] for a, b in zip(own, other)]
+            faster = [b["cpu"] / a["cpu"] for a, b in zip(own, other)]
             sooner = sum(a["best"] >= DONE and ratio > 1 for a, ratio in zip(own, faster))
             found.append(Compared(size, search, own, faster, None if search == RANDOM else sooner))
     return found
@@ -319,9 +319,9 @@ def named(size: str) -> str:
 SUMMARY = (
     "actor and critic",
     "search",
-    "seconds, mean",
+    "mean CPU seconds",
     "median",
-    "environment steps, mean",
+    "mean environment steps",
     "sooner than random search",
 )
 
@@ -332,8 +332,8 @@ def summary(rows: Sequence[Row]) -> list[tuple[str, ...]]:
         (
             named(of.size),
             of.search,
-            f"{of.stopped}{of.mean('seconds'):.1f}",
-            f"{median(row['seconds'] for row in of.rows):.1f}",
+            f"{of.stopped}{of.mean('cpu'):.1f}",
+            f"{median(row['cpu'] for row in of.rows):.1f}",
             f"{of.stopped}{of.mean('steps'):,.0f}",
             "" if of.sooner is None else f"{of.sooner} of {len(of.rows)}",
         )
@@ -360,9 +360,13 @@ def lines_of(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 def told(rows: Sequence[Row]) -> str:
     """Say in words what was found."""
-    own = [of for of in compared(rows) if of.sooner is not None]
+    measured = compared(rows)
+    own = [of for of in measured if of.sooner is not None]
+    random = {of.size: of for of in measured if of.sooner is None}
     found = [
-        f"With {named(of.size)}, {of.search} is sooner than random search with {of.sooner} of {len(of.rows)} seeds."
+        f"With {named(of.size)}, {of.search} is sooner than random search with {of.sooner} of {len(of.rows)} seeds. "
+        f"Over all seeds, it takes {'at most ' * bool(random[of.size].stopped)}"
+        f"{of.mean('cpu') / random[of.size].mean('cpu'):.0%} of random search's time."
         for of in own
     ]
     widths = [
@@ -383,8 +387,8 @@ def markdown(result: Row) -> str:
 {where["cpu"]}, one core, torch {where["torch"]}, gymnasium {where["gymnasium"]}, {where["date"]}. Rerun: `python -m \
 benchmarks.own_loop_ppo`. The time until an agent's mean return over 32 episodes is {DONE:.0f}. The space is that of \
 RL Baselines3 Zoo for PPO. A full training has {EPOCHS} epochs of {STEPS:,} environment steps. Random search trains \
-one configuration after another at full width. It was stopped once it took {MOST:.0f} times as long as the slower of \
-the others: then its numbers have a ">".
+one configuration after another at full width. It was stopped once it took at least {MOST:.0f} times as long as the \
+slower of the others: then its numbers have a ">".
 
 {columns(SUMMARY, summary(rows))}
 
@@ -408,7 +412,7 @@ def main() -> None:
             known = {row["search"]: row for row in result["rows"] if (row["size"], row["seed"]) == (size, seed)}
             if search in known:
                 continue
-            limit = MOST * max((row["seconds"] for row in known.values()), default=math.inf)
+            limit = MOST * max((row["cpu"] for row in known.values()), default=math.inf)
             result["environment"] = environment("torch", "gymnasium")
             result["rows"].append(measure(search, size, seed, limit))
             save(path, result, markdown(result))
