@@ -158,11 +158,12 @@ class Dispatcher:
             for group in next_groups(waiting, cores, speeds[device] / sum(speeds.values()))
         ]
         members = [number for group in groups for number in group.members]
+        sources = [self._heat.sources[n] for n in members] if span.start else []
         state = self._heat.state
         return Task(
             key=group_key(span, members, self._width),
             groups=tuple(groups),
-            sources=tuple(sorted({self._heat.sources[n] for n in members})) if span.start else (),
+            sources=tuple(sources if run.problem.is_own("sweep") else sorted({*sources})),
             span=span,
             copies={n: self._heat.copies[n] for n in members if n in self._heat.copies} if span.start else {},
             beside=len(state.scores.get(span.stop, ())) + len(state.training_to(span.stop)),
