@@ -22,6 +22,7 @@ AUTHORS: tuple[Callable[[Path], Iterable[Answer]], ...] = (
     tune.as_good,
     tune.against_peers,
     tune.in_own_loops,
+    tune.in_reinforcement_learning,
     held_out.held_out,
     held_out.anytime,
     settled("folds"),

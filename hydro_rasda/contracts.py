@@ -88,6 +88,7 @@ class Task:
         key: Tells it from all others of the run. For groups, it names the checkpoint that the task leaves.
         groups: The trials; groups are independent of each other. A full-size model is a group of one.
         sources: Names of the checkpoints to go on from; empty for initial weights. A full-size model has one at most.
+            For the user's own loop, there is one for each trial, in the order of the trials.
         heat: The heat that the task belongs to.
         width: In the middle heat, the width of the surrogates as a ratio of the full width; None in other heats.
         copies: For each trial that goes on with another one's weights and optimizer state, that other one.
@@ -142,8 +143,9 @@ class Task:
         return [replace(self, groups=(group,)) for group in self.groups]
 
     def apart(self) -> list[Task]:
-        """Return a task for each group, under its own key."""
-        return [self.of(group) for group in self.groups]
+        """Return a task for each trial of the user's own loop, under its own key, with its own source."""
+        sources: Sequence[tuple[str, ...]] = [(source,) for source in self.sources] or [()] * len(self.groups)
+        return [replace(self.of(group), sources=of) for group, of in zip(self.groups, sources, strict=True)]
 
     def smaller(self) -> list[Task]:
         """Return tasks that take less memory than this one, each a unit of work with its own key.
@@ -157,7 +159,7 @@ class Task:
                 groups = (replace(group, micro_batches=2 * group.micro_batches),)
             else:
                 groups = tuple(group.of(half) for half in evenly(group.members, 2))
-        return replace(self, groups=groups).apart()
+        return [self.of(group) for group in groups]
 
     def of(self, *groups: Group) -> Task:
         """Return a task with only these groups, under its own key."""

@@ -149,8 +149,8 @@ def tune(
         stop_at: A score of `metric` that is good enough: once a full-size model reaches it, training ends. This counts
             in a sweep at full width, too, if its checkpoints hold the weights of that epoch, as with `train`. If a
             surrogate reaches it, its trial trains at full size at once, up to the race's first milestone, and the other
-            trials wait. The same call with a better score, or None, resumes the run. It must be None for a list of
-            metrics, or if a trained metric has a bound.
+            trials wait. Finalists with far cheaper epochs train first. The same call with a better
+            score, or None, resumes the run. It must be None for a list of metrics, or if a trained metric has a bound.
         sweep: How the sweep tries configurations; see `SweepConfig`.
         race: How the finalists train at full size; see `RaceConfig`.
         backend: "local" for all devices of this machine, as `LocalBackend()`; "ray" for all devices of a Ray cluster,

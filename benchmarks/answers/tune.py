@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import own_loop, peers, scale
+from benchmarks import own_loop, own_loop_ppo, peers, scale
 from benchmarks.answers.answer import NOT_RUN, Answer, machine_of, machines_of
 from benchmarks.result_files import read
 from benchmarks.vs_asha.report import TASK_NAMES, Cells, is_of_today, lost, not_run, of_today, rows_of
@@ -238,6 +238,21 @@ def in_own_loops(folder: Path) -> Iterator[Answer]:
         ("search", "seconds", *own_loop.LOSSES),
         [(line.search, f"{line.seconds:.1f}", *line.losses) for line in found],
         ["own_loop.md"],
+        machine_of(result["environment"]),
+    )
+
+
+def in_reinforcement_learning(folder: Path) -> Iterator[Answer]:
+    """The time until an agent of PPO has learnt CartPole."""
+    result = read(folder / own_loop_ppo.FILE)
+    if result is None:
+        return
+    yield Answer(
+        "Does it gain in reinforcement learning?",
+        own_loop_ppo.told(result["rows"]),
+        own_loop_ppo.SUMMARY,
+        own_loop_ppo.summary(result["rows"]),
+        ["own_loop_ppo.md"],
         machine_of(result["environment"]),
     )
 

@@ -91,8 +91,8 @@ def _opened(
     if not preempt:
         if given.own_loop is not None:
             raise ValueError(
-                "`train` cannot train in bubbles with `preempt=False`, as on GPUs: the library does not know where its "
-                "steps begin, so that they would not end with a bubble; use another backend"
+                "`train` cannot train in bubbles with `preempt=False`, as on GPUs: the library cannot see where its "
+                "steps begin, so they would outlast a bubble. Use another backend"
             )
         # A recorded graph would not call the objective, and so no quantum.
         given = replace(given, objective=Quanta(page, where).objective(given.objective)).with_settings(graph=False)

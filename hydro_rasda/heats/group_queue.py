@@ -205,10 +205,11 @@ class Dispatcher:
             for group in next_groups(waiting, cores, share)
         ]
         members = [number for group in groups for number in group.members]
+        sources = [self._heat.sources[n] for n in members] if span.start else []
         return Task(
             key=group_key(self._heat.name, span, members),
             groups=tuple(groups),
-            sources=tuple(sorted({self._heat.sources[n] for n in members})) if span.start else (),
+            sources=tuple(sources if run.problem.is_own("sweep") else sorted({*sources})),
             span=span,
             heat=self._heat.name,
             beside=beside,

@@ -36,6 +36,9 @@ from hydro_rasda.schedulers.sweep_state import SweepState
 from hydro_rasda.training.best_weights import kept_epoch
 from hydro_rasda.training.retry_policy import RETRIES
 
+DEARER = 4.0
+"""Ratio of the costs of two epochs from which the cheaper trial trains first if the first good score ends the race."""
+
 
 def train_finalists(run: Run, finalists: Sequence[int], devices: Devices) -> list[int]:
     """Train the full-size models; the best continue at each of RASDA's milestones.
@@ -290,8 +293,18 @@ class Race(Heat):
         # A trial at which processes died waits until all others are there; the one with the fewest deaths comes first.
         died = {task.key: run.store.doing.suspected(task.key) for task in waiting}
         if alive := [task for task in waiting if not died[task.key]]:
-            return min(alive, key=lambda task: task.span.start)
+            return min(alive, key=lambda task: (task.span.start, self._dearness(task.number)))
         return None if self.under_way else min(waiting, key=lambda task: died[task.key], default=None)
+
+    def _dearness(self, number: int) -> int:
+        """Return 0 for trials that train first. With `stop_at`, a trial is later by 1 for each factor of `DEARER`.
+
+        The factor is that of the seconds of its epochs in the sweep over the least of all finalists.
+        """
+        costs = {n: cost for n in self.state.trials if (cost := self._run.history.epoch_cost.get(n, 0.0)) > 0}
+        if self._run.settings.stop_at is None or number not in costs:
+            return 0
+        return math.floor(math.log(costs[number] / min(costs.values()), DEARER))
 
     def _task(self, number: int, stop: int, beside: int) -> Task:
         """Return the task that trains a trial from its last checkpoint to the next one before a milestone."""

@@ -202,6 +202,7 @@ class History(Curves):
         now: The same with them.
         spent: Seconds of the units of each heat.
         epoch_seconds: Mean seconds of an epoch of one model, and the number of such epochs, of each full-size unit.
+        epoch_cost: Maps each trial to the seconds of an epoch of its last training on a surrogate.
         checked: Values of the units of the transfer check, by name.
         refitted: Number of epochs of models that were trained once more, on the examples of all folds.
     """
@@ -244,6 +245,7 @@ class History(Curves):
         self.seconds = self.now = 0.0
         self.spent: dict[HeatName, float] = dict.fromkeys(HEAT_NAMES, 0.0)
         self.epoch_seconds: list[tuple[float, int]] = []
+        self.epoch_cost: dict[int, float] = {}
         self.refitted = 0
         self.checked: dict[str, Any] = {}
         self._behind: dict[str, Mapping[str, int]] = {}
@@ -392,12 +394,14 @@ class History(Curves):
 
     def _take_group(self, heat: FusedHeat, key: str, unit: Unit) -> None:
         members, failed = unit.value["members"], {line["trial"] for line in unit.lines if line["event"] == "failed"}
+        if epochs := sum(line["event"] == "metrics" for line in unit.lines):
+            self.epoch_cost |= dict.fromkeys(members, unit.seconds / epochs)
         if "behind" in unit.value:
             self._behind[key] = unit.value["behind"]
         for number in members:
             heat.copies.pop(number, None)
             self._set(heat.sources, number, None if number in failed else key)
-        heat.state.spent += sum(line["event"] == "metrics" for line in unit.lines)
+        heat.state.spent += epochs
         if key not in self._uses:  # all members have failed
             self._released.append(key)
         self._arrive(heat, members)

@@ -106,11 +106,8 @@ def imap_forked(
     heard: dict[Connection, float] = {}
     relayed = relayed or RelayedWarnings()
     try:
-        while running or waiting:
+        while _are_left(waiting, len(pieces), crowd) or running:
             there = [i for i, _ in running.values()]
-            if crowd is not None and len(waiting) < len(pieces) and waiting and crowd.over():
-                waiting.clear()
-                continue
             for i in crowd.next(waiting, there, threads) if crowd is not None and waiting else tuple(waiting):
                 waiting.remove(i)
                 with _interrupts_put_off():
@@ -143,6 +140,13 @@ def imap_forked(
     finally:
         for connection, (_, pid) in running.items():
             _end(connection, pid)
+
+
+def _are_left(waiting: list[int], pieces: int, crowd: Crowd | None) -> bool:
+    """Tell whether pieces are left that may begin; if the crowd is over, none is."""
+    if crowd is not None and 0 < len(waiting) < pieces and crowd.over():
+        waiting.clear()
+    return bool(waiting)
 
 
 def _answer(connection: Connection, pid: int, kind: str, content: Any) -> Any:

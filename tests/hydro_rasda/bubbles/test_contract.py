@@ -33,7 +33,7 @@ def test_guests_that_nobody_stops_come_to_the_same_by_quanta(one_process: None, 
 def train(worker: Worker) -> None:
     model = worker.model()
     optimizer = worker.optimizer(model, torch.optim.SGD, lr=worker.config["rate"])
-    parts = {"model": model, "optimizer": optimizer}
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
     for name, state in (worker.checkpoint or {}).items():
         parts[name].load_state_dict(state)
     while worker.iteration < worker.max_t:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -118,3 +119,16 @@ def test_a_sweep_at_full_width_ends_at_once(tmp_path: Path) -> None:
     more, trained = searched(tmp_path, rewards, sweep=sweep)
     assert (4, 2, True) not in trained
     assert [record.history for record in more.trials] == [record.history for record in whole.trials]
+
+
+def test_finalists_with_cheap_epochs_train_first(tmp_path: Path) -> None:
+    """Without `stop_at`, and among trials whose epochs cost about the same, the best of the sweep comes first."""
+
+    def rewards(trial: int, epoch: int, full: bool) -> float:
+        time.sleep(0.1 if trial == 5 and not full else 0)
+        return 0.1 * trial
+
+    _, trained = searched(tmp_path, rewards, stop_at=9.0)
+    assert next(place for place in trained if place[2])[0] == 4
+    _, trained = searched(tmp_path, rewards, name="to the end")
+    assert next(place for place in trained if place[2])[0] == 5

@@ -10,8 +10,11 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from random import Random
+from tempfile import gettempdir
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -190,6 +193,45 @@ def test_no_trial_waits_for_a_slower_one(search: Callable[..., TuneResult], tmp_
     result = search(slow, race=RaceConfig(top_k=4))
     assert result.finished
     assert not [record for record in result.trials if record.error]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("two_cores")
+@pytest.mark.parametrize("seed", range(4))
+def test_kills_of_driver_and_trials_lose_nothing(search: Callable[..., TuneResult], tmp_path: Path, seed: int) -> None:
+    """At random moments, a trial's process kills itself or its driver; at the end, no process or file is left."""
+    whole, random = search(name="whole"), Random(seed)
+    kills = [(random.randrange(20), random.choice(["driver", "trial"])) for _ in range(4)]
+
+    def dying(worker: Worker) -> None:
+        order = worker.report
+
+        def report(*given: Any, **named: Any) -> None:
+            with (tmp_path / "reports").open("a") as file:
+                file.write(".")
+            count = (tmp_path / "reports").stat().st_size
+            for at, what in kills:
+                mark = tmp_path / f"{at} {what}"
+                if count > at and not mark.exists():
+                    mark.touch()
+                    os.kill(os.getppid() if what == "driver" else os.getpid(), signal.SIGKILL)
+            order(*given, **named)
+
+        worker.report = report  # type: ignore[method-assign]
+        train(worker)
+
+    folders = {*Path(gettempdir()).glob("hydro_rasda*")}
+    for _ in range(6):
+        if not is_killed(lambda: search(dying)):
+            break
+    processes = psutil.Process().children(recursive=True)
+    assert not [one for one in processes if one.status() != psutil.STATUS_ZOMBIE]
+    result = search(dying, resume="must")
+    assert {*Path(gettempdir()).glob("hydro_rasda*")} <= folders
+    assert (result.best_config, result.best_metric) == (whole.best_config, whole.best_metric)
+    assert [record.history for record in result.trials] == [record.history for record in whole.trials]
+    left = [*(tmp_path / "run").rglob("*.tmp")]
+    assert not left
 
 
 def _wait_for(holds: Callable[[], bool]) -> None:
