@@ -26,7 +26,7 @@ def summed(measured: Iterable[tuple[Mapping[str, Tensor], int]]) -> Sums:
     sums = Sums()
     for metrics, examples in measured:
         sums.add(metrics, examples)
-    return sums.means()
+    return sums
 
 
 def add_over_ranks(sums: Sums) -> None:
