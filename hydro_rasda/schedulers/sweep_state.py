@@ -85,7 +85,7 @@ class _Ranking:
         return chain.from_iterable(self._parts)
 
     def best(self, count: int) -> _Entry | None:
-        """Return the last of the best `count` entries, or the last of all if there are fewer; None if there are none."""
+        """Return the last of the best `count` entries, or of all if there are fewer; None if there are none."""
         for part in self._parts:
             if count <= len(part):
                 return part[count - 1]
