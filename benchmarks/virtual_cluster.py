@@ -37,6 +37,8 @@ from hydro_rasda.settings.config import TuneConfig
 DIES = 0.01
 """Share of tasks in which a device dies, at a random moment."""
 
+_MEMORY = "/dev/shm"
+
 AWAY = 5.0
 """Mean virtual seconds until a device comes back that has died."""
 
@@ -156,10 +158,11 @@ class _Given:
 def engine(trials: int, devices: int) -> Numbers:
     """CPU milliseconds of the driver for each finished task of a search, and the MB that its process holds in the end.
 
-    The time of the virtual devices does not count. Checkpoints and journal are written, but not forced to the disk: how
-    long that takes is the disk's.
+    The time of the virtual devices does not count. Checkpoints and journal are written to a folder in memory if the
+    system has one, and never forced to a disk: that time is the disk's.
     """
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(os, "fsync", _never_forced):
+    memory = _MEMORY if os.path.isdir(_MEMORY) else None
+    with tempfile.TemporaryDirectory(dir=memory) as folder, mock.patch.object(os, "fsync", _never_forced):
         run, given = _run(Path(folder) / "run", trials)
         cluster, began = VirtualCluster(devices), time.process_time()
         race = Race(run, cluster)

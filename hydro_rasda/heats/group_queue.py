@@ -27,7 +27,7 @@ from hydro_rasda.history.history import History
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.run.crash_log import training_of
 from hydro_rasda.run.state import Run
-from hydro_rasda.schedulers import Continue, Move
+from hydro_rasda.schedulers import Continue
 from hydro_rasda.training.group_widths import COMPILED_FROM, MEASURING
 
 _QueuePlace = tuple[tuple[int, ...], int]
@@ -292,21 +292,20 @@ def _widths(value: Mapping[str, Any]) -> Widths:
     return Widths(value["most"], value["least"], throughput, **more)
 
 
-def check_copies(run: Run, moves: Mapping[int, Move]) -> None:
-    """Raise if a trial is to continue with the weights of another trial, but cannot.
+def check_copies(run: Run, copies: Mapping[int, Continue]) -> None:
+    """Raise if one of these trials is to continue with the weights of another trial, but cannot.
 
     Raises:
         ValueError: if a copy or its source has trained further already, or if a change would make a different model.
     """
     history = run.history
-    copying = {number: move for number, move in moves.items() if isinstance(move, Continue)}
-    of = {number: move.copy_of for number, move in copying.items() if move.copy_of is not None}
+    of = {number: move.copy_of for number, move in copies.items() if move.copy_of is not None}
     for number in {*of, *of.values()}:
         if history.epochs("sweep", number) > history.sweep.trials[number].epoch:
             raise cannot_grow(number)
     differs = cache(partial(_differs_in_a_structure, history))  # looks at all trials
     for number, copied in of.items():
-        _check_structure(run, number, copied, copying[number].changes, differs)
+        _check_structure(run, number, copied, copies[number].changes, differs)
 
 
 def _check_structure(

@@ -229,17 +229,16 @@ class Sweep(SurrogateHeat):
         return True
 
     def _possible(self, moves: Mapping[int, Move]) -> Mapping[int, Move]:
-        moves = {number: self._fitting(move) for number, move in moves.items()}
-        check_copies(self._run, moves)
-        return moves
-
-    def _fitting(self, move: Move) -> Move:
-        """Let a copy keep its source's values if the changed values break a constraint on configurations."""
-        fits = all_fit(self._run.settings.sweep.constraints)
-        if fits is None or not isinstance(move, Continue) or move.copy_of is None:
-            return move
-        config = {**self._run.history.trials[move.copy_of].config, **move.changes}
-        return move if fits(config) else replace(move, changes={})
+        """Return the moves. Copies whose changes break a constraint on configurations keep their sources' values."""
+        copies = {n: move for n, move in moves.items() if isinstance(move, Continue) and move.copy_of is not None}
+        if not copies:
+            return moves
+        if (fits := all_fit(self._run.settings.sweep.constraints)) is not None:
+            for number, move in copies.items():
+                config = self._run.history.trials[move.copy_of].config
+                copies[number] = move if fits({**config, **move.changes}) else replace(move, changes={})
+        check_copies(self._run, copies)
+        return {**moves, **copies}
 
     def _tell_plan(self) -> None:
         self._plan.tell(self._done)

@@ -39,13 +39,8 @@ def lineages(units: Mapping[str, Unit], epochs: Mapping[int, int]) -> dict[int, 
         if line["event"] == "trial"
     }
     for together in decided_copies(units):
-        found |= {
-            copy.trial: [
-                *_ended(found[copy.source], copy.epoch),
-                Ancestor(copy.trial, copy.epoch, copy.epoch, copy.after),
-            ]
-            for copy in together
-        }
+        own = {copy.trial: Ancestor(copy.trial, copy.epoch, copy.epoch, copy.after) for copy in together}
+        found |= {copy.trial: [*_ended(found[copy.source], copy.epoch), own[copy.trial]] for copy in together}
     sources = {
         number: source for key, unit in units.items() if key.startswith(SCHEDULES) for number, source, _ in unit.value
     }
