@@ -7,8 +7,8 @@ trial becomes the head, so that new trials are not shut out.
 
 Workers are interchangeable: the workers of a trial may be on several nodes. `worker_slots` counts the workers.
 
-`Queue` and `Held` are kept between decisions. The time of a decision grows with the workers that the head lacks and
-with the number of different sizes that wait, but not with the number of trials.
+`Queue` and `Held` may be kept between decisions. They are sorted, so that a decision among thousands of trials takes
+microseconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from itertools import chain, islice
+from operator import itemgetter
 from typing import NamedTuple
 
 from hydro_rasda.common.argument_checks import is_number, require
@@ -37,14 +38,6 @@ class Waiting(NamedTuple):
     seconds: float = math.inf
 
 
-@dataclass
-class _Alike:
-    """Waiting trials of one rung and size: their places in the queue and their expected seconds, each rising."""
-
-    places: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-
-
 class Queue:
     """The waiting trials, in order of arrival.
 
@@ -56,8 +49,7 @@ class Queue:
         self.overtaken = overtaken
         self._places: dict[str, int] = {}
         self._at: dict[int, Waiting] = {}
-        self._order: list[int] = []  # all places, rising
-        self._alike: dict[int, dict[int, _Alike]] = {}  # by rung and workers
+        self._alike: dict[tuple[int, int], list[int]] = {}  # by negative rung and workers: places, rising
         self._next = 0
         for trial in waiting:
             self.add(trial)
@@ -66,12 +58,12 @@ class Queue:
         return len(self._at)
 
     def __iter__(self) -> Iterator[Waiting]:
-        return (self._at[place] for place in self._order)
+        return (self._at[place] for place in sorted(self._at))
 
     @property
     def fewest(self) -> int:
         """Number of workers of the smallest trial. The queue must not be empty."""
-        return min(map(min, self._alike.values()))
+        return min(workers for _, workers in self._alike)
 
     def add(self, trial: Waiting, place: int | None = None) -> None:
         """Add a trial.
@@ -84,37 +76,28 @@ class Queue:
         self._next = max(self._next, place + 1)
         self._places[trial.trial] = place
         self._at[place] = trial
-        insort(self._order, place)
-        alike = self._alike.setdefault(trial.rung, {}).setdefault(trial.workers, _Alike())
-        insort(alike.places, place)
-        insort(alike.seconds, trial.seconds)
+        insort(self._alike.setdefault((-trial.rung, trial.workers), []), place)
 
     def remove(self, name: str) -> None:
         place = self._places.pop(name)
         trial = self._at.pop(place)
-        del self._order[bisect_left(self._order, place)]
-        sizes = self._alike[trial.rung]
-        alike = sizes[trial.workers]
-        del alike.places[bisect_left(alike.places, place)]
-        del alike.seconds[bisect_left(alike.seconds, trial.seconds)]
-        if not alike.places:
-            del sizes[trial.workers]
-        if not sizes:
-            del self._alike[trial.rung]
+        alike = self._alike[-trial.rung, trial.workers]
+        alike.remove(place)
+        if not alike:
+            del self._alike[-trial.rung, trial.workers]
 
     def start(self, name: str) -> None:
         """Remove a trial that starts; count whether it overtook the longest waiting trial."""
-        self.overtaken = 0 if self._places[name] == self._order[0] else self.overtaken + 1
+        self.overtaken = 0 if name == self.longest_waiting().trial else self.overtaken + 1
         self.remove(name)
 
     def longest_waiting(self) -> Waiting:
         """Return the first trial to arrive. The queue must not be empty."""
-        return self._at[self._order[0]]
+        return self._at[min(places[0] for places in self._alike.values())]
 
     def deepest(self) -> Waiting:
         """Return the first to arrive of the trials that survived most milestones. The queue must not be empty."""
-        sizes = self._alike[max(self._alike)]
-        return self._at[min(alike.places[0] for alike in sizes.values())]
+        return self._at[min((rung, places[0]) for (rung, _), places in self._alike.items())[1]]
 
     def backfill(self, head: str, free: int, spare: int, shadow: float) -> Waiting | None:
         """Return the first trial in line that fits and does not delay the head of the line; None if there is none.
@@ -124,22 +107,13 @@ class Queue:
             spare: Number of workers that remain once the head starts. A trial that needs no more never delays the head.
             shadow: Seconds until the head can start. A trial that ends before that does not delay the head either.
         """
-        for rung in sorted(self._alike, reverse=True):
-            sizes = self._alike[rung].items()
-            first = [self._first(alike, head, size <= spare, shadow) for size, alike in sizes if size <= free]
-            places = [place for place in first if place is not None]
-            if places:
-                return self._at[min(places)]
-        return None
-
-    def _first(self, alike: _Alike, head: str, fits_beside: bool, shadow: float) -> int | None:
-        if not fits_beside and alike.seconds[0] >= shadow:
-            return None
-        for place in alike.places:
-            waiting = self._at[place]
-            if (fits_beside or waiting.seconds < shadow) and waiting.trial != head:
-                return place
-        return None
+        found: list[tuple[int, int]] = []
+        for (rung, workers), places in self._alike.items():
+            if workers <= free:
+                others = ((place, self._at[place]) for place in places)
+                fits = (p for p, w in others if w.trial != head and (workers <= spare or w.seconds < shadow))
+                found += [(rung, place) for place in islice(fits, 1)]
+        return self._at[min(found)[1]] if found else None
 
 
 class Held:
@@ -153,14 +127,12 @@ class Held:
     """
 
     def __init__(self, holding: Iterable[tuple[str, int, float]] = ()) -> None:
-        # Maps a trial to the expected time of its release, its order of start, and its workers.
-        self._entries = {trial: (until, i, workers) for i, (trial, workers, until) in enumerate(holding, start=1)}
-        self._started = len(self._entries)
-        self._ending = sorted(self._entries.values())
-        self._overdue: list[tuple[int, int]] = []  # order of start, workers
-        self._overdue_at = -math.inf
-        self._sizes = Counter(workers for _, _, workers in self._ending)
-        self.workers = sum(workers for _, _, workers in self._ending)
+        self._entries: dict[str, tuple[float, int, int]] = {}  # expected time of release, order of start, workers
+        self._ending: list[tuple[float, int, int]] = []  # the same, rising
+        self._sizes: Counter[int] = Counter()
+        self._started = self.workers = 0
+        for each in holding:
+            self.add(*each)
 
     def add(self, trial: str, workers: int, until: float = math.inf) -> None:
         """Note that a trial holds workers from now on.
@@ -186,46 +158,27 @@ class Held:
     def reservation(self, missing: int, now: float = 0.0) -> tuple[float, int]:
         """Return the seconds until `missing` more workers are free, and the workers that remain once the head has them.
 
-        Args:
-            missing: At most the number of held workers.
-            now: The current time, which must not run backwards.
+        At least `missing` workers must be held.
         """
-        self._fall_due(now)
+        # Trials that should have ended are expected to end at once, in order of start.
+        due = bisect_right(self._ending, (now, math.inf))
+        overdue = sorted(self._ending[:due], key=itemgetter(1))
         freed = 0
-        for _, workers in self._overdue:
-            freed += workers
-            if freed >= missing:
-                return 0.0, freed - missing
-        for until, _, workers in self._ending:
+        for until, _, workers in chain(overdue, islice(self._ending, due, None)):
             freed += workers
             if freed >= missing:
                 if until < math.inf:
-                    return until - now, freed - missing
+                    return max(0.0, until - now), freed - missing
                 break
         return 0.0, _surely_freed(self._sizes, missing) - missing
 
-    def _fall_due(self, now: float) -> None:
-        """Count trials that should have ended as overdue: they are expected to end at once, in order of start."""
-        self._overdue_at = now
-        if self._ending and self._ending[0][0] <= now:
-            due = bisect_right(self._ending, (now, math.inf))
-            for _, started, workers in self._ending[:due]:
-                insort(self._overdue, (started, workers))
-            del self._ending[:due]
-
     def _insert(self, trial: str, entry: tuple[float, int, int]) -> None:
         self._entries[trial] = entry
-        if entry[0] <= self._overdue_at:
-            insort(self._overdue, entry[1:])
-        else:
-            insort(self._ending, entry)
+        insort(self._ending, entry)
 
     def _extract(self, trial: str) -> tuple[float, int, int]:
         entry = self._entries.pop(trial)
-        if entry[0] <= self._overdue_at:
-            del self._overdue[bisect_left(self._overdue, entry[1:])]
-        else:
-            del self._ending[bisect_left(self._ending, entry)]
+        del self._ending[bisect_left(self._ending, entry)]
         return entry
 
 

@@ -30,8 +30,8 @@ GUESS = 1.5
 ENOUGH, GAP = 0.5, 0.2
 """A job starts under `worst_fit_overcommitted` if this part of its share is free, or this part of a reference device.
 
-In virtual time (benchmarks/packing_virtual.py), less than half of the share takes up to 2 % less time if neighbors slow
-each other by at most 6 %, but up to 4 % more time if they slow each other by up to 30 %.
+In virtual time (`benchmarks/packing_virtual.py`), a smaller part of the share takes up to 2 % less time. If neighbors
+slow each other by up to 30 %, it takes up to 4 % more time.
 """
 
 SLACK = 1e-9
