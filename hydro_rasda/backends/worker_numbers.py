@@ -1,6 +1,6 @@
-"""The number of devices on which a full-size trial trains: RASDA's doubling in space (section 3.1), and which devices.
+"""How many devices of a pool train a full-size trial, and which ones: RASDA's doubling in space (section 3.1).
 
-This holds for trials on several devices of a pool, each of which is a rank of DDP or FSDP.
+Each of the devices is a worker of the trial: a rank of DDP or FSDP.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from hydro_rasda.backends.local import LocalDevice
 from hydro_rasda.contracts import Devices, Finished, History, Outcome, Task, Widths
 from hydro_rasda.run.state import Run
 from hydro_rasda.testing import Check, backend_checks, backends
-from hydro_rasda.testing.tiny_runs import is_running, train_two_rungs
+from hydro_rasda.testing.tiny_runs import group, is_running, train_two_rungs
 from hydro_rasda.training.group_training import joined
 
 each_check = pytest.mark.parametrize("check", backend_checks(), ids=lambda check: check.__name__)
@@ -286,6 +286,13 @@ def test_processes_that_stay_are_found_out(monkeypatch: pytest.MonkeyPatch, tmp_
                 backends.check_leaving(lambda: WithDevices(Stays), tmp_path)
         finally:
             stays.kill()
+
+
+def test_a_task_has_a_width_in_the_middle_heat_alone() -> None:
+    assert group(0, heat="middle", width=0.25).width == 0.25
+    for wrong in ({"width": 0.25}, {"heat": "middle"}, {"heat": "race", "width": 1.0}):
+        with pytest.raises(ValueError, match=r"`width` is .*, but must be given in the middle heat, and only there"):
+            group(0, **wrong)
 
 
 def test_results_of_both_members_are_compared(tmp_path: Path) -> None:

@@ -40,41 +40,6 @@ class JournalEntry:
     global_batch_size: int | None = None
 
 
-class Journal:
-    """Appends entries to a file in the experiment's storage. `entries` also has the reports of earlier processes."""
-
-    def __init__(self, filesystem: Any, folder: str) -> None:
-        self._filesystem = filesystem
-        self._path = str(PurePosixPath(folder) / FILE_NAME)
-        self.entries = self._read()
-
-    def append(self, entry: JournalEntry) -> None:
-        """Add one entry. If the storage cannot append, the whole file is written, but only at milestones."""
-        self.entries.append(entry)
-        try:
-            with self._filesystem.open_append_stream(self._path) as stream:
-                stream.write(_line(entry))
-        except NotImplementedError:
-            if entry.milestone is not None:
-                self._write(self.entries)
-
-    def _write(self, entries: Iterable[JournalEntry]) -> None:
-        with self._filesystem.open_output_stream(self._path) as stream:
-            stream.write(b"".join(map(_line, entries)))
-
-    def _read(self) -> list[JournalEntry]:
-        try:
-            with self._filesystem.open_input_stream(self._path) as stream:
-                text = stream.read().decode()
-        except FileNotFoundError:
-            return []
-        entries = _parsed(text)
-        if text.rpartition("\n")[2]:
-            # Cut off half a line before anything is appended to it.
-            self._write(entries)
-        return entries
-
-
 def replay(entries: Iterable[JournalEntry], trials: set[str]) -> AshaState:
     """Return the rungs as `entries` left them, counting only `trials`."""
     state = AshaState()
@@ -125,32 +90,37 @@ def _line(entry: JournalEntry) -> bytes:
 
 
 class RungHistory:
-    """The rungs, and the decisions on each trial.
+    """The reports of an experiment in its file, the rungs, and the decisions on each trial.
 
     A killed process may have decided more than Ray had saved. Reports that a restored trial repeats are not decided
     again.
 
     Attributes:
+        entries: The reports, also those of earlier processes.
         stopped: Maps a trial to the milestone at which it was stopped. Later reports do not change that.
         undecided: Maps a restored trial to the report with which it waited for a decision.
     """
 
     def __init__(self) -> None:
+        self.entries: list[JournalEntry] = []
         self.stopped: dict[str, int] = {}
         self.undecided: dict[str, JournalEntry] = {}
-        self._journal: Journal | None = None
+        self._filesystem: Any = None
+        self._path = ""
         self._rungs: AshaState | None = None
         self._known: set[str] = set()
         self._before: set[str] = set()
 
-    def open(self, journal: Journal) -> None:
-        """Read what earlier processes wrote, and append to the same journal from now on."""
-        last = {entry.trial: entry for entry in journal.entries}
-        self._journal, self._before = journal, set(last)
+    def open(self, filesystem: Any, folder: str) -> None:
+        """Read what earlier processes wrote to the experiment's storage, and append to the same file from now on."""
+        self._filesystem, self._path = filesystem, str(PurePosixPath(folder) / FILE_NAME)
+        self.entries = self._read()
+        last = {entry.trial: entry for entry in self.entries}
+        self._before = set(last)
         self.undecided = {name: entry for name, entry in last.items() if entry.decision == Decision.WAIT}
         self.stopped = {
             entry.trial: entry.milestone
-            for entry in journal.entries
+            for entry in self.entries
             if entry.decision == Decision.STOP and entry.milestone is not None
         }
 
@@ -170,8 +140,7 @@ class RungHistory:
     def rungs(self) -> AshaState:
         """The scores at each milestone of the trials that are known."""
         if self._rungs is None:
-            entries = self._journal.entries if self._journal else ()
-            self._rungs = replay(entries, self._known)
+            self._rungs = replay(self.entries, self._known)
         return self._rungs
 
     @rungs.setter
@@ -179,6 +148,27 @@ class RungHistory:
         self._rungs = rungs
 
     def append(self, entry: JournalEntry) -> None:
-        """Record a report; see `Journal.append`."""
-        assert self._journal is not None
-        self._journal.append(entry)
+        """Add a report. If the storage cannot append, the whole file is written, but only at milestones."""
+        self.entries.append(entry)
+        try:
+            with self._filesystem.open_append_stream(self._path) as stream:
+                stream.write(_line(entry))
+        except NotImplementedError:
+            if entry.milestone is not None:
+                self._write(self.entries)
+
+    def _write(self, entries: Iterable[JournalEntry]) -> None:
+        with self._filesystem.open_output_stream(self._path) as stream:
+            stream.write(b"".join(map(_line, entries)))
+
+    def _read(self) -> list[JournalEntry]:
+        try:
+            with self._filesystem.open_input_stream(self._path) as stream:
+                text = stream.read().decode()
+        except FileNotFoundError:
+            return []
+        entries = _parsed(text)
+        if text.rpartition("\n")[2]:
+            # Cut off half a line before anything is appended to it.
+            self._write(entries)
+        return entries

@@ -18,7 +18,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from hydro_rasda.backends.ray.experiment import Experiment
 from hydro_rasda.backends.ray.ray_private_names import ControllerStage
-from hydro_rasda.backends.ray.report_journal import FILE_NAME, Journal
+from hydro_rasda.backends.ray.report_journal import FILE_NAME
 from hydro_rasda.common.argument_checks import check_int, check_mode, check_text, is_number, require
 from hydro_rasda.schedulers import RASDA, Decision, Mode, worker_slots
 from hydro_rasda.schedulers.rasda import Grow
@@ -271,4 +271,4 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         stage = ControllerStage(controller)
         stage.check_reuse(trial)
         stage.lose_no_worker()
-        self._trials.rung_history.open(Journal(trial.storage.storage_filesystem, trial.storage.experiment_fs_path))
+        self._trials.rung_history.open(trial.storage.storage_filesystem, trial.storage.experiment_fs_path)

@@ -1,10 +1,11 @@
 import math
 from pathlib import Path
+from typing import Any
 
 import pyarrow.fs
 import pytest
 
-from hydro_rasda.backends.ray.report_journal import Journal, JournalEntry, read_journal, replay
+from hydro_rasda.backends.ray.report_journal import JournalEntry, RungHistory, read_journal, replay
 from hydro_rasda.schedulers import RASDA
 
 ENTRIES = [
@@ -15,8 +16,10 @@ ENTRIES = [
 ]
 
 
-def journal(folder: Path) -> Journal:
-    return Journal(pyarrow.fs.LocalFileSystem(), str(folder))
+def journal(folder: Path, filesystem: Any = None) -> RungHistory:
+    history = RungHistory()
+    history.open(filesystem or pyarrow.fs.LocalFileSystem(), str(folder))
+    return history
 
 
 def test_a_new_process_goes_on_where_another_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +62,7 @@ class NoAppend:
 
 
 def test_storage_that_cannot_append_is_written_at_milestones(tmp_path: Path) -> None:
-    remote = Journal(NoAppend(), str(tmp_path))
+    remote = journal(tmp_path, NoAppend())
     remote.append(ENTRIES[3])
     assert not (tmp_path / "rasda.jsonl").exists()
     remote.append(ENTRIES[0])

@@ -44,6 +44,11 @@ def _loggers_that_ray_leaves_open(set_aside: None) -> Iterator[None]:
         gc.collect()
 
 
+@pytest.fixture(autouse=True)
+def _warnings_are_heard(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger="hydro_rasda")
+
+
 def run(
     folder: Path,
     scheduler: RASDAScheduler,
@@ -202,8 +207,7 @@ def test_an_end_of_all_ends_waiting_and_running_trials(ray8: None, tmp_path: Pat
 def test_a_trainable_that_never_checkpoints_is_named_and_goes_on(
     ray8: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, logger="hydro_rasda"):
-        results = run(tmp_path, RASDAScheduler(max_t=4), {"x": 0.0, "forgets": True})
+    results = run(tmp_path, RASDAScheduler(max_t=4), {"x": 0.0, "forgets": True})
     assert [(e.t, e.workers) for e in read_journal(results.experiment_path)][:4] == [(1, 1), (2, 1), (3, 1), (4, 1)]
     assert "Trainable 'curve' reported iteration 1" in caplog.text
     assert "a checkpoint: `checkpoint=` of tune.report, `state` of Worker.report" in caplog.text
@@ -217,8 +221,7 @@ def test_class_trainables_grow_where_they_save(ray8: None, tmp_path: Path, caplo
     never = tune.CheckpointConfig(checkpoint_at_end=False)
     for trainable, workers in ((Counter, [1, 2, 4, 4]), (Unresettable, [1, 1, 1, 1])):
         folder, scheduler = tmp_path / trainable.__name__, RASDAScheduler(max_t=4)
-        with caplog.at_level(logging.WARNING, logger="hydro_rasda"):
-            results = run(folder, scheduler, {}, trainable, checkpoints=never, reuse_actors=False)
+        results = run(folder, scheduler, {}, trainable, checkpoints=never, reuse_actors=False)
         assert results.num_errors == 0
         assert [e.workers for e in read_journal(results.experiment_path)][:4] == workers
     assert (results[0].metrics or {})["training_iteration"] == 4
@@ -241,10 +244,9 @@ def test_an_actor_that_cannot_be_reused_keeps_nobody_waiting(
     never = tune.CheckpointConfig(checkpoint_at_end=False)
     for search in range(5):
         caplog.clear()
-        with caplog.at_level(logging.WARNING, logger="hydro_rasda"):
-            scheduler, holds = RASDAScheduler(max_t=2, workers=4), HoldsHalf(4)
-            space = {"x": tune.grid_search([0.0, 0.0])}
-            results = run(tmp_path / str(search), scheduler, space, trainable, holds, checkpoints=never)
+        scheduler, holds = RASDAScheduler(max_t=2, workers=4), HoldsHalf(4)
+        space = {"x": tune.grid_search([0.0, 0.0])}
+        results = run(tmp_path / str(search), scheduler, space, trainable, holds, checkpoints=never)
         if holds.failed:
             break
     assert holds.failed, "Ray reused no actor in five searches"
@@ -272,8 +274,7 @@ def test_what_no_trial_can_have_is_refused_before_any_starts(ray8: None, tmp_pat
 def test_growth_ends_at_what_the_cluster_holds(ray8: None, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """3 CPUs a worker: two workers fit on 8; a third does not, though the milestones are three."""
     scheduler = RASDAScheduler(max_t=8, resources_per_worker={"CPU": 3})
-    with caplog.at_level(logging.WARNING, logger="hydro_rasda"):
-        results = run(tmp_path, scheduler, {"x": 0.0})
+    results = run(tmp_path, scheduler, {"x": 0.0})
     assert [e.workers for e in read_journal(results.experiment_path)][:8] == [1, 2, 2, 2, 2, 2, 2, 2]
     assert "due 4 workers and gets 2: the cluster holds no more" in caplog.text
 
@@ -410,22 +411,20 @@ def test_a_worker_is_the_bundle_that_a_trial_asks_for(
     made = stand_in_trial(0, str(tmp_path))
     made.placement_group_factory = asked
     monkeypatch.setattr("benchmarks.ray_stand_in.stand_in_trial", lambda number, folder: made)
-    with caplog.at_level(logging.WARNING, logger="hydro_rasda"):
-        controller._add()
-        assert (made.placement_group_factory == asked) == (given is None)
-        scheduler.on_trial_error(controller, made)
-        scheduler.on_trial_add(controller, made)
-        made.status = "RUNNING"
-        scheduler.choose_trial_to_run(controller)
-        report = {"training_iteration": 1, "loss": 0.0, "should_checkpoint": True}
-        assert scheduler.on_trial_result(controller, made, report) == "PAUSE"
+    controller._add()
+    assert (made.placement_group_factory == asked) == (given is None)
+    scheduler.on_trial_error(controller, made)
+    scheduler.on_trial_add(controller, made)
+    made.status = "RUNNING"
+    scheduler.choose_trial_to_run(controller)
+    report = {"training_iteration": 1, "loss": 0.0, "should_checkpoint": True}
+    assert scheduler.on_trial_result(controller, made, report) == "PAUSE"
     said = f"Trainable 'stand_in' asks for {asked.bundles}, but a new trial gets {given}, by the arguments"
     assert caplog.text.count("asks for") == caplog.text.count(said) == (given is not None)
     caplog.clear()
     made.trial_id, made.placement_group_factory = "begins anew", tune.PlacementGroupFactory(bundles * 2)
     again = RASDAScheduler(max_t=4, metric="loss", mode="min", **arguments)
-    with caplog.at_level(logging.WARNING, logger="hydro_rasda"):
-        again.on_trial_add(controller, made)
+    again.on_trial_add(controller, made)
     assert "asks for" not in caplog.text
 
 
@@ -434,8 +433,7 @@ def test_none_is_no_score(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     """As in the report of an epoch without validation."""
     scheduler = RASDAScheduler(max_t=8, metric="loss", mode="min")
     controller, (trial, _) = started(scheduler, tmp_path)
-    with caplog.at_level(logging.WARNING, logger="hydro_rasda"):
-        assert scheduler.on_trial_result(controller, trial, {"training_iteration": 1, "loss": None}) == "CONTINUE"
+    assert scheduler.on_trial_result(controller, trial, {"training_iteration": 1, "loss": None}) == "CONTINUE"
     assert "has no 'loss', so that it decides nothing" in caplog.text
     scheduler.on_trial_complete(controller, trial, {"training_iteration": 1, "loss": None})
 
@@ -444,7 +442,6 @@ def test_none_is_no_score(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
 def test_a_trial_that_cannot_grow_is_not_said_to_get_workers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     scheduler = RASDAScheduler(max_t=8, metric="loss", mode="min")
     controller, (trial, _) = started(scheduler, tmp_path)
-    with caplog.at_level(logging.WARNING, logger="hydro_rasda"):
-        assert scheduler.on_trial_result(controller, trial, {"training_iteration": 2, "loss": 0.0}) == "CONTINUE"
+    assert scheduler.on_trial_result(controller, trial, {"training_iteration": 2, "loss": 0.0}) == "CONTINUE"
     assert "keeps its number of workers (1)" in caplog.text
     assert "the cluster holds no more" not in caplog.text
