@@ -223,7 +223,7 @@ class Callbacks:
     """The callbacks of a run. Each event goes to all of them, in the order in which they were given."""
 
     def __init__(self, callbacks: Sequence[Listener] = ()) -> None:
-        self._callbacks = list(callbacks)
+        self._callbacks: list[Any] = list(callbacks)
 
     def __bool__(self) -> bool:
         return bool(self._callbacks)
