@@ -210,11 +210,10 @@ def better_line(result: RunRecord) -> list[str]:
     winner = winner_of(result)
     if winner is None or not (result.ended and math.isfinite(winner.metric)):
         return []
-    sign = 1.0 if result.mode == "min" else -1.0
     broken = result.comparison.violations({record.trial: record.metrics for record in result.trials})
-    able = [r for r in result.trials if math.isfinite(r.metric) and broken[r.trial] <= broken[winner.trial]]
-    best = min(able, key=lambda record: sign * record.metric)
-    if not sign * best.metric < sign * winner.metric:
+    able = {r.trial: r for r in result.trials if math.isfinite(r.metric) and broken[r.trial] <= broken[winner.trial]}
+    best = able[ranked({number: record.metric for number, record in able.items()}, result.mode)[0]]
+    if best.metric == winner.metric:
         return []
     why = {
         "finished": "but training left it worse than the winner in the end",
