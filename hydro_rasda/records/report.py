@@ -293,12 +293,17 @@ def failed_and_diverged(record: RunRecord) -> str:
     return " and ".join([*told, *(f"{count} {status}" for count, status in counts[1:])])
 
 
+def error_line(trial: TrialRecord) -> str:
+    """Return the last line of a trial's traceback; empty if the trial did not fail."""
+    return (trial.error or "").strip().rpartition("\n")[2]
+
+
 def failure_lines(record: RunRecord) -> list[str]:
     """Return a line for each kind of error, with the number of its trials, and one for the trials that diverged."""
     alike: dict[str, list[tuple[int, str]]] = {}
     for trial in record.trials:
         if trial.error:
-            line = trial.error.strip().rpartition("\n")[2]
+            line = error_line(trial)
             # Errors quote the trial's configuration in braces. Without it, equal errors are counted together.
             alike.setdefault(re.sub(r"\{.*\}", "", line), []).append((trial.trial, line))
     found = [(*trials[0], len(trials) - 1) for trials in alike.values()]
