@@ -300,19 +300,19 @@ def error_line(trial: TrialRecord) -> str:
 
 def failure_lines(record: RunRecord) -> list[str]:
     """Return a line for each kind of error, with the number of its trials, and one for the trials that diverged."""
-    alike: dict[str, list[tuple[int, str]]] = {}
-    for trial in record.trials:
-        if trial.error:
-            line = error_line(trial)
-            # Errors quote the trial's configuration in braces. Without it, equal errors are counted together.
-            alike.setdefault(re.sub(r"\{.*\}", "", line), []).append((trial.trial, line))
-    found = [(*trials[0], len(trials) - 1) for trials in alike.values()]
-    lines = [f"failed: trial {first}{f' and {more} more' if more else ''}: {line}" for first, line, more in found]
-    if diverged := [trial.trial for trial in record.trials if trial.status == "diverged"]:
-        first, more = diverged[0], len(diverged) - 1
+    alike: dict[str, list[TrialRecord]] = {}
+    for trial in filter(error_line, record.trials):
+        # Errors quote the trial's configuration in braces. Without it, equal errors are counted together.
+        alike.setdefault(re.sub(r"\{.*\}", "", error_line(trial)), []).append(trial)
+    lines = [f"failed: {_first_of(trials)}: {error_line(trials[0])}" for trials in alike.values()]
+    if diverged := [trial for trial in record.trials if trial.status == "diverged"]:
         told = f"its training loss or {record.metric} was no longer finite; a lower `lr` may help"
-        lines.append(f"diverged: trial {first}{f' and {more} more' if more else ''}: {told}")
+        lines.append(f"diverged: {_first_of(diverged)}: {told}")
     return lines
+
+
+def _first_of(trials: Sequence[TrialRecord]) -> str:
+    return f"trial {trials[0].trial}{f' and {len(trials) - 1} more' if len(trials) > 1 else ''}"
 
 
 def closing_lines(result: RunRecord, path: str, max_t: int) -> list[str]:
