@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import operator
 import re
 import sys
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hydro_rasda.cli.output import print_json, print_table, say, trial_values
 from hydro_rasda.common.argument_checks import require
 from hydro_rasda.common.console import one_line
-from hydro_rasda.common.short_values import show
+from hydro_rasda.common.short_values import numbers_first, show
 from hydro_rasda.history.lines import jsonable
 from hydro_rasda.records.record_from_journal import read_record
 from hydro_rasda.records.records import COLUMNS, RunRecord, TrialRecord, row
@@ -154,12 +153,8 @@ def _value(text: str) -> Any:
 def sorted_by(rows: Sequence[TrialRow], name: str, reverse: bool) -> list[TrialRow]:
     """Sort rows by a column: numbers before words. Missing values come last, even if reversed."""
     there = [each for each in rows if each.get(name) is not None]
-    ordered = sorted(there, key=lambda each: _rank(each[name]), reverse=reverse)
+    ordered = sorted(there, key=lambda each: numbers_first(each[name]), reverse=reverse)
     return ordered + [each for each in rows if each.get(name) is None]
-
-
-def _rank(value: Any) -> tuple[int, float, str]:
-    return (0, float(value), "") if isinstance(value, (int, float)) else (1, math.inf, str(value))
 
 
 def column(option: str, name: str, columns: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Show values in a few characters. Imports only modules that load fast."""
+"""Show values in a few characters, and sort them. Imports only modules that load fast."""
 
 from __future__ import annotations
 
@@ -21,3 +21,12 @@ def show(value: Any, digits: int = 3) -> str:
             return f"{float(f'{value:.{digits - 1}e}'):.15g}"
         return f"{value:.{digits}g}"
     return str(getattr(value, "__name__", value))
+
+
+def numbers_first(value: Any) -> tuple[int, float, str]:
+    """Return a key by which values of any types sort: numbers come before texts.
+
+    >>> sorted(["b", 3, "a", 0.5, True], key=numbers_first)
+    [0.5, True, 3, 'a', 'b']
+    """
+    return (0, float(value), "") if isinstance(value, (int, float)) else (1, 0.0, str(value))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hydro_rasda.common.optional_packages import needed_by
-from hydro_rasda.common.short_values import show
+from hydro_rasda.common.short_values import numbers_first, show
 from hydro_rasda.plots.figure_style import (
     FINALISTS,
     LOG,
@@ -244,7 +244,7 @@ def _axis(name: str, trials: Sequence[TrialRecord], even: Set[str]) -> tuple[lis
         own = [figures_of(config[name]) if name in config else None for config in configs]
         return own, axis | (wide if span > 20 and name not in even else {})
     named = [escaped(show(value, 4)) for value in values]
-    order = sorted(set(zip(map(_sortable, values), named)))
+    order = sorted(set(zip(map(numbers_first, values), named)))
     names = [*dict.fromkeys(text for _, text in order)]
     ends: dict[str, Any] = {"range": [-0.5, len(names) - 0.5]}
     if any(len(name) > _LONGEST for name in names):
@@ -259,11 +259,6 @@ def _shortened(name: str) -> str:
     """Shorten the name of a category for the label of an axis; the hover box of a point has the whole name."""
     plain = html.unescape(name)
     return name if len(plain) <= _LONGEST else escaped(f"{plain[: _LONGEST - 1]}…")
-
-
-def _sortable(value: Any) -> tuple[int, float, str]:
-    number = isinstance(value, (int, float))
-    return (0, float(value), "") if number else (1, 0.0, str(value))
 
 
 def _surface(

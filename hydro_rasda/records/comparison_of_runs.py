@@ -8,6 +8,7 @@ from typing import Any
 from hydro_rasda.history.lines import jsonable
 from hydro_rasda.records.records import RunRecord, by_heat, flat
 from hydro_rasda.records.report import best_score, state_of
+from hydro_rasda.schedulers.ranking import rank
 
 Asked = Mapping[str, Any]
 """A run's `run.json`; empty if its folder is gone."""
@@ -78,8 +79,8 @@ def verdict(records: Sequence[RunRecord], asked: Sequence[Asked]) -> str:
         return f"not to be compared: {' and '.join(measured)} differ"
     if any(record.best_metric != record.best_metric for record in records):
         return "not to be compared yet: one has no full-size model"
-    sign = 1 if first.mode == "min" else -1
-    order = sorted(zip(records, names_of(records)), key=lambda pair: sign * pair[0].best_metric)
+    named = [*zip(records, names_of(records))]
+    order = [named[place] for place in rank([record.best_metric for record in records], first.mode)]
     (best, name), (second, _) = order[:2]
     if best.best_metric == second.best_metric:
         return f"{'both' if len(order) == 2 else 'the best two'} reached {first.metric} {best.best_metric:.6g}"

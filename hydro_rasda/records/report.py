@@ -210,11 +210,10 @@ def better_line(result: RunRecord) -> list[str]:
     winner = winner_of(result)
     if winner is None or not (result.ended and math.isfinite(winner.metric)):
         return []
-    sign = 1.0 if result.mode == "min" else -1.0
     broken = result.comparison.violations({record.trial: record.metrics for record in result.trials})
-    able = [r for r in result.trials if math.isfinite(r.metric) and broken[r.trial] <= broken[winner.trial]]
-    best = min(able, key=lambda record: sign * record.metric)
-    if not sign * best.metric < sign * winner.metric:
+    able = {r.trial: r for r in result.trials if math.isfinite(r.metric) and broken[r.trial] <= broken[winner.trial]}
+    best = able[ranked({number: record.metric for number, record in able.items()}, result.mode)[0]]
+    if best.metric == winner.metric:
         return []
     why = {
         "finished": "but training left it worse than the winner in the end",
@@ -294,21 +293,26 @@ def failed_and_diverged(record: RunRecord) -> str:
     return " and ".join([*told, *(f"{count} {status}" for count, status in counts[1:])])
 
 
+def error_line(trial: TrialRecord) -> str:
+    """Return the last line of a trial's traceback; empty if the trial did not fail."""
+    return (trial.error or "").strip().rpartition("\n")[2]
+
+
 def failure_lines(record: RunRecord) -> list[str]:
     """Return a line for each kind of error, with the number of its trials, and one for the trials that diverged."""
-    alike: dict[str, list[tuple[int, str]]] = {}
-    for trial in record.trials:
-        if trial.error:
-            line = trial.error.strip().rpartition("\n")[2]
-            # Errors quote the trial's configuration in braces. Without it, equal errors are counted together.
-            alike.setdefault(re.sub(r"\{.*\}", "", line), []).append((trial.trial, line))
-    found = [(*trials[0], len(trials) - 1) for trials in alike.values()]
-    lines = [f"failed: trial {first}{f' and {more} more' if more else ''}: {line}" for first, line, more in found]
-    if diverged := [trial.trial for trial in record.trials if trial.status == "diverged"]:
-        first, more = diverged[0], len(diverged) - 1
+    alike: dict[str, list[TrialRecord]] = {}
+    for trial in filter(error_line, record.trials):
+        # Errors quote the trial's configuration in braces. Without it, equal errors are counted together.
+        alike.setdefault(re.sub(r"\{.*\}", "", error_line(trial)), []).append(trial)
+    lines = [f"failed: {_first_of(trials)}: {error_line(trials[0])}" for trials in alike.values()]
+    if diverged := [trial for trial in record.trials if trial.status == "diverged"]:
         told = f"its training loss or {record.metric} was no longer finite; a lower `lr` may help"
-        lines.append(f"diverged: trial {first}{f' and {more} more' if more else ''}: {told}")
+        lines.append(f"diverged: {_first_of(diverged)}: {told}")
     return lines
+
+
+def _first_of(trials: Sequence[TrialRecord]) -> str:
+    return f"trial {trials[0].trial}{f' and {len(trials) - 1} more' if len(trials) > 1 else ''}"
 
 
 def closing_lines(result: RunRecord, path: str, max_t: int) -> list[str]:

@@ -160,35 +160,18 @@ def _followed(
     val_dataloaders: Any,
     datamodule: LightningDataModule | None,
 ) -> dict[str, Any]:
-    """Return arguments of `tune` with the settings of the trainer, which trains nothing, and the module's steps."""
-    loaders = train_dataloaders, val_dataloaders
-    if datamodule is not None:
-        loaders = _loaders_of(datamodule, *loaders)
-    made = with_defaults(space, _constants(trainer, loaders[0]))
-    asked = _asked(module_fn, made, trainer, *loaders, sweep, unfollowed_transfers(datamodule))
-    _warn_of_replaced(module_fn, sample(made, 1, 0)[0], [*reachable(space)], asked["objective"])
-    return {**asked, "space": made, "metric": f"val_{metric_name(monitor, 'val')}"}
+    """Convert a trainer, which trains nothing, loaders and a module's steps to arguments of `tune`.
 
-
-def _asked(
-    module_fn: Callable[..., LightningModule],
-    space: Mapping[str, Any],
-    trainer: Trainer,
-    train_dataloaders: Any,
-    val_dataloaders: Any,
-    sweep: SweepConfig,
-    transfers: list[str],
-) -> dict[str, Any]:
-    """Convert a trainer, loaders and a module's steps to arguments of `tune`.
-
-    Raises a ValueError that lists all parts that cannot be followed; `transfers` has those of the data module.
+    Raises a ValueError that lists all parts that cannot be followed.
     """
-    refused = [*unfollowed_loader("train_dataloaders", train_dataloaders)]
-    refused += [*unfollowed_loader("val_dataloaders", val_dataloaders), *transfers]
+    if datamodule is not None:
+        train_dataloaders, val_dataloaders = _loaders_of(datamodule, train_dataloaders, val_dataloaders)
+    made = with_defaults(space, _constants(trainer, train_dataloaders))
+    refused = unfollowed_loader("train_dataloaders", train_dataloaders)
+    refused += unfollowed_loader("val_dataloaders", val_dataloaders) + unfollowed_transfers(datamodule)
     refused += unfollowed_by(trainer)
+    config, form = sample(made, 1, 0)[0], width_form(module_fn)
     with preserved_generators():
-        config = sample(space, 1, 0)[0]
-        form = width_form(module_fn)
         check_width_argument("module_fn", module_fn, sweep.surrogate)
         make = partial(call_model_fn, module_fn, form, config, 1.0)
         module = first_model("module_fn", make, config, LightningModule, "LightningModule")
@@ -205,8 +188,17 @@ def _asked(
         if form is None:
             batch = next(iter(validation(1)))
             sweep = narrow_or_full(sweep, module, lambda: _called_with(module, objective, batch))
-    told = {"max_t": trainer.max_epochs or 1, "precision": PRECISIONS[str(trainer.precision)], "sweep": sweep}
-    return {"train_data": train, "val_data": validation, "objective": objective, **told}
+    _warn_of_replaced(module_fn, sample(made, 1, 0)[0], [*reachable(space)], objective)
+    return {
+        "space": made,
+        "train_data": train,
+        "val_data": validation,
+        "objective": objective,
+        "metric": f"val_{metric_name(monitor, 'val')}",
+        "max_t": trainer.max_epochs or 1,
+        "precision": PRECISIONS[str(trainer.precision)],
+        "sweep": sweep,
+    }
 
 
 def _loaders_of(datamodule: LightningDataModule, *loaders: Any) -> tuple[Any, Any]:

@@ -18,6 +18,7 @@ from hydro_rasda.records.report import (
     best_score,
     both_units,
     doubt_line,
+    error_line,
     explained,
     front_lines,
     kept_weights,
@@ -110,7 +111,7 @@ def failures(record: RunRecord) -> list[tuple[str, str, str]]:
     """Return for each failed trial its number with the last line of its error, its configuration, and its traceback."""
     return [
         (
-            f"trial {trial.trial}: {(trial.error or '').strip().rpartition(chr(10))[2]}",
+            f"trial {trial.trial}: {error_line(trial)}",
             ", ".join(f"{name}={show(value, 4)}" for name, value in trial.used.items()),
             trial.error or "",
         )
