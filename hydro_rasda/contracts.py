@@ -86,7 +86,8 @@ class Task:
 
     Attributes:
         key: Tells it from all others of the run. For groups, it names the checkpoint that the task leaves.
-        groups: The trials; groups are independent of each other. A full-size model is a group of one.
+        groups: The trials; groups are independent of each other. A full-size model is a group of one. For the user's
+            own loop, there may be more groups than the device has cores: then some wait for others.
         sources: Names of the checkpoints to go on from; empty for initial weights. A full-size model has one at most.
             For the user's own loop, there is one for each trial, in the order of the trials.
         heat: The heat that the task belongs to.
@@ -321,7 +322,11 @@ class Devices(Protocol):
         ...
 
     def finished(self) -> Sequence[Finished]:
-        """Return the tasks that were done since the last call. It waits for a task, or for a moment."""
+        """Return the tasks that were done since the last call. It waits for a task, or for a moment.
+
+        A task of the user's own loop may be returned in parts. If it may not go on (time is over, or a score is good
+        enough), trials that have not begun are left out.
+        """
         ...
 
     def busy(self) -> bool:

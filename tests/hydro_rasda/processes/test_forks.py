@@ -153,6 +153,18 @@ def test_pieces_run_beside_each_other_as_memory_and_cores_allow() -> None:
     assert crowd.next([3], [], threads=1) == [3], "larger than all memory: alone, rather than never"
 
 
+def test_no_piece_begins_once_a_crowd_is_over() -> None:
+    """The first piece begins in any case; pieces that run are done."""
+    found: list[int] = []
+    crowd = Crowd(10.0, 2, [1.0] * 6, lambda piece, peak: None, over=lambda: bool(found))
+    pieces = [without_reports(lambda: None)] * 6
+    for i, _ in imap_forked(pieces, 1, IGNORE, crowd=crowd):
+        found.append(i)
+    assert {*found} == {0, 1}
+    always = Crowd(10.0, 1, [1.0] * 6, lambda piece, peak: None, over=lambda: True)
+    assert [i for i, _ in imap_forked(pieces, 1, IGNORE, crowd=always)] == [0]
+
+
 def test_the_peak_of_each_piece_that_ends_is_told() -> None:
     peaks: dict[int, int] = {}
 

@@ -195,6 +195,27 @@ def test_no_trial_waits_for_a_slower_one(search: Callable[..., TuneResult], tmp_
     assert not [record for record in result.trials if record.error]
 
 
+@pytest.mark.usefixtures("two_cores")
+def test_trials_that_a_device_left_out_train_later(search: Callable[..., TuneResult], tmp_path: Path) -> None:
+    """Trial 0 goes to full size before the rest of its rung begins, and is not good enough there."""
+
+    def good_when_narrow(worker: Worker) -> None:
+        state = {"model": worker.model().state_dict()}
+        size = "full" if worker.width_ratio == 1 else "narrow"
+        while worker.iteration < worker.max_t:
+            with (tmp_path / "trained").open("a") as file:
+                file.write(f"{size} {worker.trial} {worker.iteration + 1}\n")
+            time.sleep(0.1 * int(worker.trial) * (size == "narrow"))  # trial 0 is done first
+            worker.report({"reward": 9.0 if (worker.trial, size) == ("0", "narrow") else -worker.config["rate"]}, state)
+
+    result = search(good_when_narrow, stop_at=9.0)
+    trained = (tmp_path / "trained").read_text().splitlines()
+    assert result.finished
+    assert len(trained) == len({*trained}), "no epoch is trained twice"
+    assert {line.split()[1] for line in trained if line.startswith("narrow")} == {"0", "1", "2", "3", "4", "5"}
+    assert trained.index("full 0 1") < trained.index("narrow 3 1")
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_cores")
 @pytest.mark.parametrize("seed", range(4))
