@@ -22,8 +22,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"optimizer": "adam", "lr": 0.01, "beta1": 0.8},
     {"optimizer": "adamw", "lr": 0.003, "weight_decay": 0.1},
 ]
-CLOSE = {"rtol": 1e-7, "atol": 1e-9}
-close = functools.partial(torch.testing.assert_close, **CLOSE)
+close = functools.partial(torch.testing.assert_close, rtol=1e-7, atol=1e-9)
 
 
 pytestmark = pytest.mark.gpu
@@ -88,10 +87,10 @@ def check(case: Case, models: list[nn.Module], device: str, one_by_one: bool, ow
             loss.backward()
             own.step()
             close(loss_K[k], loss)
-    assert_same_states(fused, models, **CLOSE)
+    assert_same_states(fused, models, close)
     fused.eval()
     with torch.no_grad():
         loss_K = fused.map(case.objective, batch_of(case, 9, device))
         for k, model in enumerate(models):
             close(loss_K[k], case.objective(model.eval(), batch_of(case, 9, device)))
-    assert_same_states(fused, models, **CLOSE)
+    assert_same_states(fused, models, close)

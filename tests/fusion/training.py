@@ -7,10 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from fusion import FusedModel, clip_grad_norm_, fused_optimizer
 from fusion.members.rows import make_dense
 from fusion.optim import optimizer
+
+Close = Callable[..., None]
+"""Compares as `torch.testing.assert_close`, which may have other tolerances."""
 
 
 class Both:
@@ -32,7 +36,9 @@ class Both:
         self.opt = fused_optimizer(fused, configs)
         self.alone = [optimizer(*pair) for pair in zip(models, configs, strict=True)]
 
-    def step(self, batch: Any, clip: float | None = None, *, set_to_none: bool = True, **tolerance: float) -> None:
+    def step(
+        self, batch: Any, clip: float | None = None, *, set_to_none: bool = True, close: Close = assert_close
+    ) -> None:
         """Train all for a step, whose losses must be equal; norms of gradients are clipped to `clip`."""
         self.opt.zero_grad(set_to_none)
         loss_K = self.fused.map(self.objective, batch)
@@ -41,7 +47,7 @@ class Both:
             clip_grad_norm_(self.fused, clip)
         self.opt.step()
         losses = [self._alone(*pair, batch, clip, set_to_none) for pair in zip(self.models, self.alone, strict=True)]
-        torch.testing.assert_close(loss_K.detach(), torch.stack(losses), **tolerance)  # type: ignore[call-overload]
+        close(loss_K.detach(), torch.stack(losses))
 
     def _alone(
         self, model: nn.Module, own: torch.optim.Optimizer, batch: Any, clip: float | None, set_to_none: bool
@@ -60,18 +66,17 @@ class Both:
             part.keep(indices)
         self.models, self.alone = [self.models[k] for k in indices], [self.alone[k] for k in indices]
 
-    def assert_equal(self, **tolerance: float) -> None:
-        assert_same_states(self.fused, self.models, **tolerance)
+    def assert_equal(self, close: Close = assert_close) -> None:
+        assert_same_states(self.fused, self.models, close)
 
 
-def assert_same_states(fused: FusedModel, models: Sequence[nn.Module], **tolerance: float) -> None:
+def assert_same_states(fused: FusedModel, models: Sequence[nn.Module], close: Close = assert_close) -> None:
     """Parameters and buffers of each member are those of its module."""
     for k, model in enumerate(models):
-        found, expected = dict(fused.unfuse(k).state_dict()), dict(model.state_dict())
-        torch.testing.assert_close(found, expected, **tolerance)  # type: ignore[call-overload]
+        close(dict(fused.unfuse(k).state_dict()), dict(model.state_dict()))
 
 
-def assert_same_gradients(fused: FusedModel, models: Sequence[nn.Module], **tolerance: float) -> None:
+def assert_same_gradients(fused: FusedModel, models: Sequence[nn.Module], close: Close = assert_close) -> None:
     """Each member has the gradients that its module has; where that has none, the member's do not count."""
     assert any(p.grad is not None for model in models for p in model.parameters())
     for k, model in enumerate(models):
@@ -79,4 +84,4 @@ def assert_same_gradients(fused: FusedModel, models: Sequence[nn.Module], **tole
             if p.grad is not None:
                 grad_K = fused.stacked[name].grad
                 assert grad_K is not None
-                torch.testing.assert_close(grad_K[k], p.grad, **tolerance)  # type: ignore[call-overload]
+                close(grad_K[k], p.grad)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +70,21 @@ def said(capsys: pytest.CaptureFixture[str]) -> Said:
     return printed
 
 
-@pytest.fixture
-def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@contextmanager
+def in_one_process() -> Iterator[None]:
     """On one thread, and all that `tune` does is done in this process."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    monkeypatch.setenv(ONE_PROCESS, "1")
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ONE_PROCESS, "1")
+        yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    with in_one_process():
+        yield
 
 
 @pytest.fixture
@@ -105,25 +114,25 @@ SPACE: dict[str, Any] = {
 }
 
 
+def tuned(digits: tuple[Pair, Pair], folder: Path, **arguments: Any) -> TuneResult:
+    """`tune` with defaults that make it quick; any argument can be given in their place."""
+    defaults: dict[str, Any] = {
+        "model_fn": mlp,
+        "space": SPACE,
+        "train_data": digits[0],
+        "val_data": digits[1],
+        "num_samples": 9,
+        "max_t": 4,
+        "sweep": SweepConfig(reduction_factor=2, surrogate=1 / 2, fusion=8),
+        "race": RaceConfig(top_k=2),
+        "full_trainings": 1,
+        "storage_path": folder,
+        "name": "run",
+        "progress": False,
+    }
+    return tune(**over(defaults, arguments))
+
+
 @pytest.fixture
 def quick(digits: tuple[Pair, Pair], tmp_path: Path) -> Callable[..., TuneResult]:
-    """`tune` with defaults that make it quick; any argument can be given in their place."""
-
-    def call(**arguments: Any) -> TuneResult:
-        defaults: dict[str, Any] = {
-            "model_fn": mlp,
-            "space": SPACE,
-            "train_data": digits[0],
-            "val_data": digits[1],
-            "num_samples": 9,
-            "max_t": 4,
-            "sweep": SweepConfig(reduction_factor=2, surrogate=1 / 2, fusion=8),
-            "race": RaceConfig(top_k=2),
-            "full_trainings": 1,
-            "storage_path": tmp_path,
-            "name": "run",
-            "progress": False,
-        }
-        return tune(**over(defaults, arguments))
-
-    return call
+    return partial(tuned, digits, tmp_path)

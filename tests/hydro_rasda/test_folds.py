@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -25,7 +26,7 @@ from hydro_rasda.plots.page.words import call_of
 from hydro_rasda.results.result import MeanOfModels
 from hydro_rasda.run.events import CheckpointSaved, EpochEnded, RunBegan
 from hydro_rasda.run.run_json import read_asked
-from tests.hydro_rasda.conftest import SPACE
+from tests.hydro_rasda.conftest import SPACE, in_one_process, tuned
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -186,13 +187,21 @@ def test_without_refit_the_models_of_the_folds_are_handed_back(
     assert again.best_metric == result.best_metric
 
 
-def test_cleaned_of_what_nothing_needs_nothing_trains_again(quick: Quick, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def whole(digits: tuple[Pair, Pair], tmp_path_factory: pytest.TempPathFactory) -> TuneResult:
+    """A run over folds, which no test changes."""
+    with in_one_process():
+        return tuned(digits, tmp_path_factory.mktemp("whole"), **FOLDS)
+
+
+def test_cleaned_of_what_nothing_needs_nothing_trains_again(quick: Quick, whole: TuneResult, tmp_path: Path) -> None:
     """Neither the winner's models of the folds, from which it goes on, nor, without them, that of all examples."""
-    result, events = quick(**FOLDS), list[Event]()
+    shutil.copytree(whole.path, tmp_path / "run")
+    events = list[Event]()
     for options, files in ([], 3), (["--best-only"], 1):
         assert main(["clean", str(tmp_path / "run"), "--yes", *options]) == 0
         assert len([*(tmp_path / "run" / "checkpoints").iterdir()]) == files
-        assert quick(**FOLDS, callbacks=[events.append]).best_metric == result.best_metric
+        assert quick(**FOLDS, callbacks=[events.append]).best_metric == whole.best_metric
     assert not [event for event in events if isinstance(event, EpochEnded) and not event.recalled]
 
 
@@ -207,8 +216,7 @@ def stopped_after(count: int) -> Callable[[Event], None]:
     return stop
 
 
-def test_a_run_over_folds_goes_on_where_it_was_killed(quick: Quick) -> None:
-    whole = quick(**FOLDS, name="whole")
+def test_a_run_over_folds_goes_on_where_it_was_killed(quick: Quick, whole: TuneResult) -> None:
     for at in range(100):
         try:
             result = quick(**FOLDS, name="killed", callbacks=[stopped_after(1)] if at % 2 else [stopped_after(2)])

@@ -18,6 +18,7 @@ from hydro_rasda.plots.page.write import Page
 from hydro_rasda.records.report import closing_lines
 from hydro_rasda.run.events import EpochEnded, RungDecided
 from hydro_rasda.schedulers.pareto import dominates
+from tests.hydro_rasda.conftest import in_one_process, tuned
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -86,9 +87,14 @@ def test_one_metric_goes_the_path_that_it_went(quick: Quick) -> None:
     assert one.hypervolume({"val_loss": one.pareto[0].metric + 2.0}) == pytest.approx(2.0)
 
 
-def test_a_run_that_was_interrupted_ends_as_the_whole_one(quick: Quick) -> None:
-    whole = quick(model_fn=sized, **BOTH)
+@pytest.fixture(scope="module")
+def whole(digits: Any, tmp_path_factory: pytest.TempPathFactory) -> TuneResult:
+    """A run for both metrics, which no test changes."""
+    with in_one_process():
+        return tuned(digits, tmp_path_factory.mktemp("whole"), model_fn=sized, **BOTH)
 
+
+def test_a_run_that_was_interrupted_ends_as_the_whole_one(quick: Quick, whole: TuneResult) -> None:
     def interrupt(event: Event) -> None:
         if isinstance(event, RungDecided) and not event.recalled:
             raise KeyboardInterrupt
@@ -107,30 +113,28 @@ class Raising:
         self.on_event = act
 
 
-def test_a_loaded_run_has_the_same_front(quick: Quick) -> None:
-    result = quick(model_fn=sized, **BOTH)
-    loaded = load(result.path)
+def test_a_loaded_run_has_the_same_front(whole: TuneResult) -> None:
+    loaded = load(whole.path)
     reference = {"val_loss": 3.0, "macs": 1e4}
-    assert [t.trial for t in loaded.pareto] == [t.trial for t in result.pareto]
-    assert loaded.hypervolume(reference) == result.hypervolume(reference) > 0
+    assert [t.trial for t in loaded.pareto] == [t.trial for t in whole.pareto]
+    assert loaded.hypervolume(reference) == whole.hypervolume(reference) > 0
     with pytest.raises(ValueError, match=r"`reference` is \{'val_loss': 3\.0\}, but must be a dict with a number"):
         loaded.hypervolume({"val_loss": 3.0})
-    assert list(loaded.dataframe()["macs"]) == [trial.costs["macs"] for trial in result.trials]
+    assert list(loaded.dataframe()["macs"]) == [trial.costs["macs"] for trial in whole.trials]
     study = loaded.to_optuna()
-    assert {trial.number for trial in study.best_trials} == {trial.trial for trial in result.pareto}
+    assert {trial.number for trial in study.best_trials} == {trial.trial for trial in whole.pareto}
 
 
-def test_figure_page_and_last_lines_show_the_front(quick: Quick) -> None:
-    result = quick(model_fn=sized, **BOTH)
-    drawn = plots.front(result)
+def test_figure_page_and_last_lines_show_the_front(quick: Quick, whole: TuneResult) -> None:
+    drawn = plots.front(whole)
     joined = next(trace for trace in drawn.data if trace.name == "the front")
-    assert sorted(joined.x) == sorted(trial.costs["macs"] for trial in result.pareto)
-    html = Page(result).html()
+    assert sorted(joined.x) == sorted(trial.costs["macs"] for trial in whole.pareto)
+    html = Page(whole).html()
     assert "<h2>Front</h2>" in html
     assert "On the front of the full-size models" in html
-    assert any(re.search(r"\d of them (is|are) on the front of all \d", message.text) for message in result.messages)
-    lines = "\n".join(closing_lines(result, "runs/run", 4))
-    assert all(f"trial {trial.trial} (val_loss" in lines for trial in result.pareto)
+    assert any(re.search(r"\d of them (is|are) on the front of all \d", message.text) for message in whole.messages)
+    lines = "\n".join(closing_lines(whole, "runs/run", 4))
+    assert all(f"trial {trial.trial} (val_loss" in lines for trial in whole.pareto)
     alone = quick(model_fn=sized, space=SPACE, name="one")
     assert plots.front(alone).layout.annotations[0].text == "one metric alone was asked for"
     assert "<h2>Front</h2>" not in Page(alone).html()

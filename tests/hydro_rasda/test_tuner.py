@@ -76,6 +76,7 @@ def test_the_largest_seed_is_one(quick: Quick) -> None:
     assert quick(seed=2**63 - 1, num_samples=4, max_t=1, sweep=SweepConfig(check_transfer=True)).transfer is not None
 
 
+@pytest.mark.usefixtures("one_process")
 def test_halving_and_transfer(quick: Quick) -> None:
     result = quick(num_samples=9, max_t=4, sweep=SweepConfig(reduction_factor=2), race=RaceConfig(top_k=2, keep="last"))
     epochs = sorted(record.sweep_epochs for record in result.trials)
@@ -346,6 +347,7 @@ def test_a_finalist_that_raises_at_full_size_fails_alone(quick: Quick) -> None:
     assert result.best_config["lr"] == 0.05
 
 
+@pytest.mark.usefixtures("one_process")
 def test_all_diverged_says_so_and_where_to_look(quick: Quick, tmp_path: Path) -> None:
     wild = {"lr": uniform(1e29, 1e30), "optimizer": "sgd"}
     for _ in range(2):

@@ -21,8 +21,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"optimizer": "adam", "lr": 0.01},
     {"optimizer": "sgd", "lr": 0.5, "momentum": 0.9, "weight_decay": 0.01},
 ]
-CLOSE = {"rtol": 1e-7, "atol": 1e-9}
-close = functools.partial(torch.testing.assert_close, **CLOSE)
+close = functools.partial(torch.testing.assert_close, rtol=1e-7, atol=1e-9)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +56,7 @@ def loss(model: Any, x: Tensor) -> Tensor:
 def train_both(models: list[Any], fused: Any) -> None:
     both = Both(fused, models, CONFIGS, loss)
     for step in range(4):
-        both.step(tokens(step), **CLOSE)
+        both.step(tokens(step), close=close)
 
 
 def test_equal_ranks_and_different_alphas(base: nn.Module) -> None:
@@ -65,7 +64,7 @@ def test_equal_ranks_and_different_alphas(base: nn.Module) -> None:
     fused = fuse(models)
     assert dry_run(fused, loss, tokens(0)) is None
     train_both(models, fused)
-    assert_same_states(fused, models, **CLOSE)
+    assert_same_states(fused, models, close)
 
 
 def test_unequal_ranks_by_padding(base: nn.Module) -> None:

@@ -110,7 +110,8 @@ def train_one(k: int, model: Net, opt: torch.optim.Optimizer, steps: Sequence[in
         opt.step()
 
 
-assert_members_equal = partial(assert_same_states, rtol=2e-5, atol=1e-6)
+close = partial(torch.testing.assert_close, rtol=2e-5, atol=1e-6)
+assert_members_equal = partial(assert_same_states, close=close)
 
 
 def test_members_with_different_optimizers_match_torch() -> None:
@@ -180,7 +181,7 @@ def test_parameters_and_gradients_of_other_kinds_match_torch(make: Any, configs:
     dry_run(fused, objective, (X, Y))
     both = Both(fused, models, configs, objective)
     for _ in range(4):
-        both.step((X, Y), 0.1 if clipped else None, rtol=2e-5, atol=1e-6)
+        both.step((X, Y), 0.1 if clipped else None, close=close)
     assert_members_equal(fused, models)
 
 
@@ -423,5 +424,5 @@ def test_gradients_of_zero_train_on_as_in_torch(one_by_one: bool) -> None:
     models, config = nets(2), {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}
     both = Both(fuse(models, one_by_one=one_by_one), models, [config] * 2, loss)
     for late in (True, False, True):
-        both.step((X, Y, late), set_to_none=False, rtol=2e-5, atol=1e-6)
+        both.step((X, Y, late), set_to_none=False, close=close)
     assert_members_equal(both.fused, models)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from fusion import clip_grad_norm_, fuse, fused_optimizer
 from fusion.optim import optimizer
 from fusion.optim.parts import ByPart
+from tests.fusion.training import Both
 
 STEPS = 20
 X = torch.randn(16, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -85,8 +87,11 @@ def by_torch(k: int, max_norm: float | None = None, steps: int = STEPS) -> Model
     return model
 
 
+close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-12)
+
+
 def assert_same(found: nn.Module, wanted: nn.Module) -> None:
-    torch.testing.assert_close(found.state_dict(), wanted.state_dict(), rtol=1e-9, atol=1e-12)
+    close(found.state_dict(), wanted.state_dict())
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.2])
@@ -196,17 +201,13 @@ def test_each_part_has_its_own_matrices_for_muon_and_its_own_estimate_of_prodigy
         {"optimizer": "muon", "lr": 0.01, "lr.adamw": 0.003, "optimizer.head": "prodigy", "lr.head": 1.0, "d0": 1e-3},
         {"optimizer": "adamw", "lr": 0.01, "optimizer.head": "muon", "lr.adamw": 0.003, "lr.head.first.weight": 0.02},
     ]
-    fused = fuse([Model(k) for k in range(2)])
-    train(fused, fused_optimizer(fused, configs), STEPS)
-    for k, config in enumerate(configs):
-        model = Model(k)
-        opt = optimizer(model, config)
-        for _ in range(STEPS):
-            opt.zero_grad()
-            loss(model, None).backward()
-            opt.step()
-        assert_same(fused.unfuse(k), model)
+    models = [Model(k) for k in range(2)]
+    both = Both(fuse(models), models, configs, loss)
+    for _ in range(STEPS):
+        both.step(None, close=close)
+    both.assert_equal(close)
     # The last matrix of a part is its readout, which AdamW updates; each part has one.
+    model, opt = models[1], both.alone[1]
     assert isinstance(opt, ByPart)
     first, last = model.head["first"].weight, model.head["last"].weight
     groups = {id(p): group for group in opt.param_groups for p in group["params"]}
