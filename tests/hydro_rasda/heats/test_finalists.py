@@ -196,9 +196,10 @@ def test_going_on_from_a_fused_sweep_is_training_in_one(problem: Problem, model_
     wholes = {number: trained(problem, trial, Span(0, 4)) for number, trial in trials.items()}
     for fused in ways:
         task = Task("a group", (Group("", tuple(trials), fused=fused),), (), Span(0, 2))
-        parts = (outcome := train_group(problem, trials, task, load=pytest.fail)).checkpoint
+        outcome = train_group(problem, trials, task, load=pytest.fail)
+        load = {"a group": {"parts": outcome.checkpoint}}.__getitem__
         for number, whole in wholes.items():
-            (state,) = states_of(problem, trials, number, "a group", lambda key, parts=parts: {"parts": parts})
+            (state,) = states_of(problem, trials, number, "a group", load)
             rest = trained(problem, trials[number], Span(2, 4), state)
             history = outcome.history[number] + rest.epochs
             assert [epoch for epoch, _ in history] == [1, 2, 3, 4]
