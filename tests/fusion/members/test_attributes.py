@@ -227,7 +227,7 @@ def test_floats_of_their_own_stay_where_a_dict_beside_them_changes() -> None:
 
 
 def test_the_number_of_a_handle_is_no_structure() -> None:
-    """Torch numbers hooks through the whole process."""
+    """Torch numbers hooks through the whole process; `enable_input_require_grads` of transformers keeps a handle."""
 
     def hooked(*, removed: bool = False, first: bool = True) -> Any:
         module: Any = nn.Linear(3, 2)

@@ -226,14 +226,6 @@ def test_wrappers_of_torch_are_named_without_hashes(rule: str) -> None:
     assert not re.search("[0-9a-f]{32}", str(raised.value))
 
 
-def test_the_handle_of_a_hook_is_no_structure() -> None:
-    """As `enable_input_require_grads` of transformers keeps one."""
-    modules = [nn.Sequential(nn.Linear(4, 3)) for _ in range(2)]
-    for module in modules:
-        vars(module)["handle"] = module[0].register_forward_hook(lambda module, given, out: out * 2)
-    assert fusion_key(modules[0]) == fusion_key(modules[1])
-
-
 def capturing(what: str) -> nn.Module:
     """A function, which `copy.deepcopy` leaves as it is, that goes on using the original."""
     torch.manual_seed(0)
@@ -247,10 +239,6 @@ def capturing(what: str) -> nn.Module:
 def test_what_a_copy_does_not_follow_is_equal_to_nothing(what: str) -> None:
     with pytest.raises(ValueError, match="which a copy does not follow"):
         fuse([capturing(what), capturing(what)])
-
-
-def test_extra_values_count() -> None:
-    assert fusion_key(nn.ReLU(), 64, "bf16") != fusion_key(nn.ReLU(), 32, "bf16")
 
 
 def test_the_mode_does_not_count() -> None:

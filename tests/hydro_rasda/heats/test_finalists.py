@@ -56,10 +56,6 @@ def learns_only_wide(config: Config, width_ratio: float = 1.0) -> nn.Module:
     return nn.Sequential(mlp(config, width_ratio), Gain(3 * gain))
 
 
-def test_no_check_unless_asked_for(quick: Quick) -> None:
-    assert quick().transfer is None
-
-
 def test_check_at_full_width_agrees_with_itself(quick: Quick) -> None:
     """The surrogates are the targets: the same initial weights and batches, fused or not, rank alike."""
     result = quick(sweep=SweepConfig(surrogate=1, check_transfer=True))
@@ -191,21 +187,25 @@ def fine_tuned(config: Config) -> nn.Module:
     return nn.Sequential(base.requires_grad_(False), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
 
 
-@pytest.mark.parametrize(("model_fn", "fused"), [(mlp, True), (mlp, False), (fine_tuned, True)])
-def test_going_on_from_a_fused_sweep_is_training_in_one(problem: Problem, model_fn: Any, fused: bool) -> None:
+@pytest.mark.parametrize(("model_fn", "ways"), [(mlp, [True, False]), (fine_tuned, [True])], ids=["mlp", "fine_tuned"])
+def test_going_on_from_a_fused_sweep_is_training_in_one(problem: Problem, model_fn: Any, ways: list[bool]) -> None:
+    """Also from one whose members trained one by one."""
     # Epochs of a sweep are not those of averaged weights.
     problem = replace(problem, model_fn=model_fn).with_settings(sweep=SweepConfig(surrogate=1), race=RaceConfig(ema=0))
     trials = {n: Trial(n, {**config, "batch_size": 32, "dropout": 0.2}) for n, config in enumerate(CONFIGS)}
-    task = Task("a group", (Group("", tuple(trials), fused=fused),), (), Span(0, 2))
-    outcome = train_group(problem, trials, task, load=pytest.fail)
-    for number, trial in trials.items():
-        (state,) = states_of(problem, trials, number, "a group", lambda key: {"parts": outcome.checkpoint})
-        whole, rest = trained(problem, trial, Span(0, 4)), trained(problem, trial, Span(2, 4), state)
-        history = outcome.history[number] + rest.epochs
-        assert [epoch for epoch, _ in history] == [1, 2, 3, 4]
-        for (_, metrics), (_, expected) in zip(history, whole.epochs, strict=True):
-            assert metrics == pytest.approx(expected, rel=1e-4)
-        torch.testing.assert_close(rest.state["model"], whole.state["model"], rtol=1e-3, atol=1e-5)
+    wholes = {number: trained(problem, trial, Span(0, 4)) for number, trial in trials.items()}
+    for fused in ways:
+        task = Task("a group", (Group("", tuple(trials), fused=fused),), (), Span(0, 2))
+        outcome = train_group(problem, trials, task, load=pytest.fail)
+        load = {"a group": {"parts": outcome.checkpoint}}.__getitem__
+        for number, whole in wholes.items():
+            (state,) = states_of(problem, trials, number, "a group", load)
+            rest = trained(problem, trials[number], Span(2, 4), state)
+            history = outcome.history[number] + rest.epochs
+            assert [epoch for epoch, _ in history] == [1, 2, 3, 4]
+            for (_, metrics), (_, expected) in zip(history, whole.epochs, strict=True):
+                assert metrics == pytest.approx(expected, rel=1e-4)
+            torch.testing.assert_close(rest.state["model"], whole.state["model"], rtol=1e-3, atol=1e-5)
 
 
 SPACE: dict[str, Any] = {"lr": loguniform(1e-3, 0.3), "optimizer": choice(["sgd", "adamw"]), "batch_size": 64}
@@ -264,6 +264,7 @@ def test_a_best_epoch_whose_weights_are_gone_is_trained_once_more(quick: Quick) 
 def test_narrow_surrogates_are_not_handed_over(quick: Quick) -> None:
     result = quick(space=SPACE, race=RaceConfig(grace_period=4))
     assert sorted(epochs(result, "race").values()) == [[1, 2, 3, 4]] * 2
+    assert result.transfer is None  # nobody asked for its check
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -458,6 +459,7 @@ def test_copies_go_on_as_what_they_are_copies_of(quick: Callable[..., TuneResult
 
 @pytest.mark.usefixtures("one_process")
 def test_tune_sweeps_by_a_rule_of_ones_own(quick: Callable[..., TuneResult]) -> None:
+    quick = partial(quick, num_samples=6)
     result = quick(sweep=SweepConfig(rule=MedianStopping()))
     assert math.isfinite(result.best_metric)
     trained = sorted(trial.sweep_epochs for trial in result.trials)
@@ -467,9 +469,9 @@ def test_tune_sweeps_by_a_rule_of_ones_own(quick: Callable[..., TuneResult]) -> 
     assert again.best_config == result.best_config
     with pytest.raises(RunExists, match=r"sweep\.rule was 'MedianStopping', now 'halving'"):
         quick()
-    quick(sweep=SweepConfig(rule=Population(0.5)), name="population")
+    quick(sweep=SweepConfig(rule=Population(0.5)), max_t=2, name="population")
     with pytest.raises(RunExists, match=r"`sweep\.rule` has other values"):
-        quick(sweep=SweepConfig(rule=Population(2.0)), name="population")
+        quick(sweep=SweepConfig(rule=Population(2.0)), max_t=2, name="population")
 
 
 @pytest.mark.usefixtures("one_process")
