@@ -235,7 +235,7 @@ class Sweep(SurrogateHeat):
             return moves
         if (fits := all_fit(self._run.settings.sweep.constraints)) is not None:
             for number, move in copies.items():
-                assert move.copy_of is not None  # as for all of them
+                assert move.copy_of is not None
                 config = self._run.history.trials[move.copy_of].config
                 copies[number] = move if fits({**config, **move.changes}) else replace(move, changes={})
         check_copies(self._run, copies)

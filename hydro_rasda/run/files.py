@@ -10,7 +10,6 @@ import contextlib
 import errno
 import fnmatch
 import json
-import math
 import os
 import stat
 import uuid
@@ -203,7 +202,7 @@ def parse_json_lines(raws: Sequence[bytes]) -> list[Any]:
 
 def _finite(text: str) -> float:
     value = float(text)
-    if not math.isfinite(value):
+    if value - value:  # NaN, which counts as true, of an infinity: quicker than a function
         raise ValueError(f"{text} is no number of JSON's")
     return value
 

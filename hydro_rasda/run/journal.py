@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -106,7 +105,7 @@ class Record:
     _finished: set[int] = field(default_factory=set, repr=False)
 
 
-_SUM = re.compile(rb', "sum": \d+\}\n$')
+_SUM = b', "sum": '
 
 
 def encoded(lines: Iterable[JournalLine], own: JournalLine, before: int) -> tuple[bytes, int]:
@@ -114,7 +113,7 @@ def encoded(lines: Iterable[JournalLine], own: JournalLine, before: int) -> tupl
     raws = [json.dumps(line).encode() + b"\n" for line in lines]
     body = json.dumps(own).encode()
     total = _sum(raws, body, before)
-    return b"".join([*raws, body[:-1], b', "sum": %d}\n' % total]), total
+    return b"".join([*raws, body[:-1], _SUM, b"%d}\n" % total]), total
 
 
 def _sum(raws: Iterable[bytes], body: bytes, before: int) -> int:
@@ -170,7 +169,7 @@ def _read_on(file: IO[bytes], path: Path, before: Record) -> Record:
             )
         # A unit's line contains its time, so that no run writes the same line twice.
         if (mark := hash(raw)) not in finished:
-            body = _SUM.sub(b"}", raw)
+            body = raw[: raw.rfind(_SUM)] + b"}"
             if line["sum"] != (now := _sum(lines, body, total)):
                 which = f"line {number}" if first == number else f"one of lines {first} to {number}"
                 bad, damage = first, f"{which} of {path} was changed, or a line is missing there or before"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import chain
@@ -62,35 +62,34 @@ _Entry = tuple[float, int]
 """A finite score, negated if more is better, and its trial."""
 
 
+_PART = 500
+"""A part of a ranking is split if it has more than twice this number of entries."""
+
+
+@dataclass
 class _Ranking:
     """Entries in rising order, in parts: to add one to many takes hardly longer than to add one to a few."""
 
-    SIZE = 500
-    """A part is split if it has more than twice this number of entries."""
-
-    def __init__(self, entries: Iterable[_Entry] = ()) -> None:
-        self._parts: list[list[_Entry]] = []
-        for entry in entries:
-            self.add(entry)
+    parts: list[list[_Entry]] = field(default_factory=list)
 
     def add(self, entry: _Entry) -> None:
-        if not self._parts:
-            self._parts.append([])
-        at = bisect_right(self._parts, entry, lo=1, key=itemgetter(0)) - 1
-        insort(part := self._parts[at], entry)
-        if len(part) > 2 * self.SIZE:
-            self._parts[at : at + 1] = part[: self.SIZE], part[self.SIZE :]
+        if not self.parts:
+            self.parts.append([])
+        at = bisect_right(self.parts, entry, lo=1, key=itemgetter(0)) - 1
+        insort(part := self.parts[at], entry)
+        if len(part) > 2 * _PART:
+            self.parts[at : at + 1] = part[:_PART], part[_PART:]
 
     def __iter__(self) -> Iterator[_Entry]:
-        return chain.from_iterable(self._parts)
+        return chain.from_iterable(self.parts)
 
     def best(self, count: int) -> _Entry | None:
         """Return the last of the best `count` entries, or of all if there are fewer; None if there are none."""
-        for part in self._parts:
+        for part in self.parts:
             if count <= len(part):
                 return part[count - 1]
             count -= len(part)
-        return self._parts[-1][-1] if self._parts else None
+        return self.parts[-1][-1] if self.parts else None
 
 
 class SweepState:
@@ -217,7 +216,7 @@ class SweepState:
         """Replace the scores at a milestone by places, for all trials that reached it."""
         self.scores[stop] |= places
         in_order = sorted((place, number) for number, place in places.items() if math.isfinite(place))
-        self._ranked[stop] = _Ranking(in_order)
+        self._ranked[stop] = _Ranking([in_order] if in_order else [])
         self._hopeful[stop] = [entry for entry in in_order if entry[1] in self.waiting_at(stop)]
         for number, place in places.items():
             self.trials[number].curve[stop] = place

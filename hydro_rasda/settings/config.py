@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hydro_rasda.common.argument_checks import (
@@ -357,7 +358,7 @@ class TuneConfig:
         """Name of the metric's standard deviation over the models of a trial, if a trial trains several."""
         return f"{self.metric}_std"
 
-    @property
+    @cached_property  # asked for at each arrival of a trial
     def comparison(self) -> Comparison:
         """The comparison of trials: by `metric`, or by all of several metrics, within the bounds."""
         spread: Spread = "epsilon-net" if self.sweep.rule == "epsilon-net" else "crowding"
