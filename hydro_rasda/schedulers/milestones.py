@@ -98,21 +98,19 @@ class _Bound(NamedTuple):
     begun_by: float
 
 
-_NEVER = _Bound(math.inf, math.inf)
-
-
 @dataclass
 class _Milestone:
-    """The trials of one milestone.
-
-    `under_way` maps each trial to the time at which it began, in rising order. `first` is the bound that ends first.
-    """
+    """The trials of one milestone. `under_way` maps each trial to the time at which it began, in rising order."""
 
     under_way: dict[str, float] = field(default_factory=dict)
     to_begin: set[str] = field(default_factory=set)
     scores: dict[str, float] = field(default_factory=dict)
     bounds: dict[str, _Bound] = field(default_factory=dict)
-    first: _Bound = _NEVER
+
+    @property
+    def first(self) -> _Bound:
+        """The bound that ends first."""
+        return min(self.bounds.values(), default=_Bound(math.inf, math.inf))
 
 
 class MilestoneBarrier:
@@ -145,8 +143,7 @@ class MilestoneBarrier:
         since = self._milestones[self._at[trial]].under_way.get(trial, now) if trial in self._at else now
         most = math.inf if self._wait == math.inf else self._wait * (now - since)
         there = self._place(trial, milestone)
-        there.bounds[trial] = bound = _Bound(now + most, since + most)
-        there.first = min(there.first, bound)
+        there.bounds[trial] = _Bound(now + most, since + most)
         there.scores[trial] = score
 
     def leave(self, trial: str) -> None:
@@ -156,8 +153,7 @@ class MilestoneBarrier:
             there.under_way.pop(trial, None)
             there.to_begin.discard(trial)
             there.scores.pop(trial, None)
-            if there.bounds.pop(trial, None) == there.first:
-                there.first = min(there.bounds.values(), default=_NEVER)
+            there.bounds.pop(trial, None)
 
     def waits(self, trial: str) -> bool:
         """Tell whether a trial has reached a milestone and waits for a decision."""
@@ -172,15 +168,13 @@ class MilestoneBarrier:
 
         All trials at a milestone are decided once the first of them has waited its share, or once its cohort is there.
         """
-        over = [
-            milestone for milestone, there in self._milestones.items() if there.bounds and self._is_over(there, now)
-        ]
-        taken: dict[int, Mapping[str, float]] = {milestone: self._milestones[milestone].scores for milestone in over}
-        for milestone in over:
-            there = self._milestones[milestone]
-            for trial in there.scores:
-                del self._at[trial]
-            there.scores, there.bounds, there.first = {}, {}, _NEVER
+        taken: dict[int, Mapping[str, float]] = {}
+        for milestone, there in self._milestones.items():
+            if there.bounds and self._is_over(there, now):
+                taken[milestone] = there.scores
+                for trial in there.scores:
+                    del self._at[trial]
+                there.scores, there.bounds = {}, {}
         return taken
 
     def _place(self, trial: str, milestone: int) -> _Milestone:
@@ -189,8 +183,7 @@ class MilestoneBarrier:
         return self._milestones.setdefault(milestone, _Milestone())
 
     def _is_over(self, there: _Milestone, now: float) -> bool:
-        if now >= there.first.until:
-            return True
         if self._wait == math.inf:
             return not there.under_way and not there.to_begin
-        return next(iter(there.under_way.values()), math.inf) > there.first.begun_by
+        first = there.first
+        return now >= first.until or next(iter(there.under_way.values()), math.inf) > first.begun_by

@@ -6,13 +6,9 @@ import math
 from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from typing import Any, Literal, NamedTuple
 
 from hydro_rasda.schedulers.ranking import Mode
-
-FEW = 16
-"""Up to this number, new scores are inserted one by one. More scores are sorted together with the known ones."""
 
 End = Literal["done", "failed", "diverged"]
 """How a trial of the race ended before its last epoch: by itself, by an error, or because it diverged."""
@@ -94,12 +90,8 @@ class SweepState:
         self.idle = False
         self._at: dict[int, dict[int, Standing]] = {}
         self._to: dict[int, dict[int, Standing]] = {}
-        # These map a milestone to pairs of a finite score (negated if more is better) and a trial. `_came` has
-        # the pairs that were reported since the rule last read them. `_ranked` has all earlier pairs, sorted.
-        # `_hopeful` has a heap of the pairs of waiting trials.
+        # Maps a milestone to sorted pairs of a finite score (negated if more is better) and a trial.
         self._ranked: dict[int, list[tuple[float, int]]] = {}
-        self._came: dict[int, list[tuple[float, int]]] = {}
-        self._hopeful: dict[int, list[tuple[float, int]]] = {}
         self._diverged: set[int] = set()
 
     def waiting_at(self, epoch: int) -> Mapping[int, Standing]:
@@ -114,7 +106,7 @@ class SweepState:
         """Return the best trials so far, none that diverged or failed: more epochs come first, then better scores."""
         found: dict[int, None] = {}
         for stop in sorted(self._ranked, reverse=True):
-            for _, number in self._in_order(stop):
+            for _, number in self._ranked[stop]:
                 if len(found) == count:
                     return list(found)
                 if number not in self._diverged:
@@ -122,33 +114,9 @@ class SweepState:
         return list(found)
 
     def leading(self, stop: int, count: int) -> list[int]:
-        """Return the trials that wait at a milestone and are among the best `count` of all that reached it, best first.
-
-        With many trials, asking after each arrival takes hardly longer than with few.
-        """
-        if count < 1 or not (in_order := self._in_order(stop)):
-            return []
-        last, hopeful, found = in_order[min(count, len(in_order)) - 1], self._hopeful[stop], list[tuple[float, int]]()
-        while hopeful and hopeful[0] <= last:
-            if (entry := heappop(hopeful))[1] in self.waiting_at(stop):  # otherwise it continued or was dropped
-                found.append(entry)
-        for entry in found:
-            heappush(hopeful, entry)
-        return [number for _, number in found]
-
-    def _in_order(self, stop: int) -> list[tuple[float, int]]:
-        """Return the scores at a milestone, best first; sort in those that came since the last call."""
-        ranked, hopeful, came = self._ranked.setdefault(stop, []), self._hopeful.setdefault(stop, []), self._came
-        new = came.pop(stop, ())
-        for entry in new:
-            heappush(hopeful, entry)
-        if len(new) > FEW:
-            ranked += new
-            ranked.sort()
-        else:
-            for entry in new:
-                insort(ranked, entry)
-        return ranked
+        """Return the trials that wait at a milestone, of the best `count` that reached it; best first."""
+        waiting = self.waiting_at(stop)
+        return [number for _, number in self._ranked.get(stop, ())[: max(0, count)] if number in waiting]
 
     def admit(self, number: int, config: Mapping[str, Any]) -> None:
         """Add a new trial, which waits for its first milestone."""
@@ -189,8 +157,7 @@ class SweepState:
         if averaged is not None:
             self.averages.setdefault(stop, {})[number] = averaged
         if math.isfinite(score):
-            self._ranked.setdefault(stop, [])
-            self._came.setdefault(stop, []).append((score if self.mode == "min" else -score, number))
+            insort(self._ranked.setdefault(stop, []), (score if self.mode == "min" else -score, number))
         else:
             self._diverged.add(number)
         self._put(standing)
@@ -199,8 +166,6 @@ class SweepState:
         """Replace the scores at a milestone by places, for all trials that reached it."""
         self.scores[stop] |= places
         self._ranked[stop] = sorted((place, number) for number, place in places.items() if math.isfinite(place))
-        self._hopeful[stop] = [entry for entry in self._ranked[stop] if entry[1] in self.waiting_at(stop)]
-        self._came.pop(stop, None)
         for number, place in places.items():
             self.trials[number].curve[stop] = place
 
