@@ -98,19 +98,21 @@ class _Bound(NamedTuple):
     begun_by: float
 
 
+_NEVER = _Bound(math.inf, math.inf)
+
+
 @dataclass
 class _Milestone:
-    """The trials of one milestone. `under_way` maps each trial to the time at which it began, in rising order."""
+    """The trials of one milestone.
+
+    `under_way` maps each trial to the time at which it began, in rising order. `first` is the bound that ends first.
+    """
 
     under_way: dict[str, float] = field(default_factory=dict)
     to_begin: set[str] = field(default_factory=set)
     scores: dict[str, float] = field(default_factory=dict)
     bounds: dict[str, _Bound] = field(default_factory=dict)
-
-    @property
-    def first(self) -> _Bound:
-        """The bound that ends first."""
-        return min(self.bounds.values(), default=_Bound(math.inf, math.inf))
+    first: _Bound = _NEVER
 
 
 class MilestoneBarrier:
@@ -143,7 +145,8 @@ class MilestoneBarrier:
         since = self._milestones[self._at[trial]].under_way.get(trial, now) if trial in self._at else now
         most = math.inf if self._wait == math.inf else self._wait * (now - since)
         there = self._place(trial, milestone)
-        there.bounds[trial] = _Bound(now + most, since + most)
+        there.bounds[trial] = bound = _Bound(now + most, since + most)
+        there.first = min(there.first, bound)
         there.scores[trial] = score
 
     def leave(self, trial: str) -> None:
@@ -153,7 +156,8 @@ class MilestoneBarrier:
             there.under_way.pop(trial, None)
             there.to_begin.discard(trial)
             there.scores.pop(trial, None)
-            there.bounds.pop(trial, None)
+            if there.bounds.pop(trial, None) == there.first:
+                there.first = min(there.bounds.values(), default=_NEVER)
 
     def waits(self, trial: str) -> bool:
         """Tell whether a trial has reached a milestone and waits for a decision."""
@@ -174,7 +178,7 @@ class MilestoneBarrier:
                 taken[milestone] = there.scores
                 for trial in there.scores:
                     del self._at[trial]
-                there.scores, there.bounds = {}, {}
+                there.scores, there.bounds, there.first = {}, {}, _NEVER
         return taken
 
     def _place(self, trial: str, milestone: int) -> _Milestone:
@@ -185,5 +189,4 @@ class MilestoneBarrier:
     def _is_over(self, there: _Milestone, now: float) -> bool:
         if self._wait == math.inf:
             return not there.under_way and not there.to_begin
-        first = there.first
-        return now >= first.until or next(iter(there.under_way.values()), math.inf) > first.begun_by
+        return now >= there.first.until or next(iter(there.under_way.values()), math.inf) > there.first.begun_by
