@@ -172,15 +172,13 @@ class MilestoneBarrier:
 
         All trials at a milestone are decided once the first of them has waited its share, or once its cohort is there.
         """
-        over = [
-            milestone for milestone, there in self._milestones.items() if there.bounds and self._is_over(there, now)
-        ]
-        taken: dict[int, Mapping[str, float]] = {milestone: self._milestones[milestone].scores for milestone in over}
-        for milestone in over:
-            there = self._milestones[milestone]
-            for trial in there.scores:
-                del self._at[trial]
-            there.scores, there.bounds, there.first = {}, {}, _NEVER
+        taken: dict[int, Mapping[str, float]] = {}
+        for milestone, there in self._milestones.items():
+            if there.bounds and self._is_over(there, now):
+                taken[milestone] = there.scores
+                for trial in there.scores:
+                    del self._at[trial]
+                there.scores, there.bounds, there.first = {}, {}, _NEVER
         return taken
 
     def _place(self, trial: str, milestone: int) -> _Milestone:
@@ -189,8 +187,6 @@ class MilestoneBarrier:
         return self._milestones.setdefault(milestone, _Milestone())
 
     def _is_over(self, there: _Milestone, now: float) -> bool:
-        if now >= there.first.until:
-            return True
         if self._wait == math.inf:
             return not there.under_way and not there.to_begin
-        return next(iter(there.under_way.values()), math.inf) > there.first.begun_by
+        return now >= there.first.until or next(iter(there.under_way.values()), math.inf) > there.first.begun_by

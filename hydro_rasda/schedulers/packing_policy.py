@@ -18,7 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
-from operator import itemgetter
+from operator import attrgetter
 from typing import NamedTuple
 
 MARGIN = 1.1
@@ -78,9 +78,6 @@ class Placed(NamedTuple):
     job: str
     device: str
 
-
-_SECONDS = itemgetter(Job._fields.index("seconds"))
-"""Gets the seconds of a job; three times as fast as the attribute."""
 
 Policy = Callable[[Sequence[Job], Sequence[Room]], list[Placed]]
 """Decides which jobs start and where; the other jobs wait until a job ends."""
@@ -199,7 +196,7 @@ def beside(jobs: Sequence[Job], room: Room) -> list[str]:
 
 def longest_first(jobs: Iterable[Job]) -> list[Job]:
     """Return jobs by their seconds, longest first; equally long jobs keep their order."""
-    return sorted(jobs, key=_SECONDS, reverse=True)
+    return sorted(jobs, key=attrgetter("seconds"), reverse=True)
 
 
 def _emptiest(heap: list[tuple[float, int, float]], memory: float, compute: float) -> tuple[float, int, float] | None:

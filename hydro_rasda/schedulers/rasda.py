@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from hydro_rasda.common.argument_checks import check_choice, check_int, check_number, is_number, require
 from hydro_rasda.schedulers.asha import AsyncSuccessiveHalving
@@ -112,7 +112,7 @@ def parallel_efficiency(seconds: Mapping[int, float], workers: int) -> float:
 
 
 Grow = Literal["due", "efficient"]
-GROW: tuple[str, ...] = ("due", "efficient")
+GROW: tuple[str, ...] = get_args(Grow)
 
 
 @dataclass(frozen=True)

@@ -36,12 +36,15 @@ Keep = Literal["last", "best"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 Graph = bool | Literal["auto"]
 SearcherName = Literal["random", "tpe", "gp", "cma", "qmc"]
+Strategy = Literal["ddp", "fsdp"]
+LRRule = Literal["auto", "paper", "linear", "sqrt", "none"]
 
-KEEP: tuple[str, ...] = ("last", "best")
-PRECISIONS: tuple[str, ...] = ("fp32", "tf32", "bf16", "fp16")
+KEEP: tuple[str, ...] = get_args(Keep)
+PRECISIONS: tuple[str, ...] = get_args(Precision)
 RESUME: tuple[str, ...] = ("auto", "must", "never", "changed")
 BACKENDS: tuple[str, ...] = ("local", "ray")
-STRATEGIES: tuple[str, ...] = ("ddp", "fsdp")
+STRATEGIES: tuple[str, ...] = get_args(Strategy)
+LR_RULES: tuple[str, ...] = get_args(LRRule)
 SEARCHERS: tuple[str, ...] = get_args(SearcherName)
 MOST_REPEATS = 100
 MOST_TRIALS = 1_000_000
@@ -52,7 +55,6 @@ MOST_WORKERS = 1024
 """Most worker processes that load data. More are a mistake."""
 GLOBAL_BATCH = "global_batch_size"
 """Key of reports and of a trial's history: the number of examples in a step over all workers."""
-LR_RULES: tuple[str, ...] = ("auto", "paper", "linear", "sqrt", "none")
 FULL_TRAININGS = 3.0
 """Default budget of the race. Each further seed of the finalists needs as much again."""
 UNSPLIT: Mapping[str, tuple[Callable[[object], bool], str]] = {
@@ -234,11 +236,11 @@ class RaceConfig(Part):
     scaling_factor: int = 2
     workers: int = 1
     max_workers: int | None = None
-    lr_rule: Literal["auto", "paper", "linear", "sqrt", "none"] | Callable[[float], float] = "auto"
+    lr_rule: LRRule | Callable[[float], float] = "auto"
     grow: Grow = "due"
     least_efficiency: float = 0.5
     batch_over_noise: float = 1.0
-    strategy: Literal["ddp", "fsdp"] = "ddp"
+    strategy: Strategy = "ddp"
     refit: bool = True
 
     def __post_init__(self) -> None:

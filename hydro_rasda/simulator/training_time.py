@@ -91,17 +91,10 @@ class CostModel:
     def __post_init__(self) -> None:
         check_is("intra", self.intra, Link)
         check_is("inter", self.inter, Link)
-        for name in ("step_seconds", "steps"):
-            check_number(name, getattr(self, name), above=0.0)
         check_number("noise_scale", self.noise_scale, above=0.0)
-        for name in ("serial_seconds", "gradient_bytes", "overlap", "jitter", "epoch_noise", "restart_seconds"):
-            check_number(name, getattr(self, name))
-        for name in ("checkpoint_seconds", "dataset_bytes"):
-            check_number(name, getattr(self, name))
-        for field in fields(self):
-            value = getattr(self, field.name)
-            finite = isinstance(value, Link) or field.name == "noise_scale"
-            require(finite or math.isfinite(value), field.name, value, "finite")
+        for name in (field.name for field in fields(self) if field.type == "float" and field.name != "noise_scale"):
+            check_number(name, getattr(self, name), above=0.0 if name in ("step_seconds", "steps") else None)
+            require(math.isfinite(getattr(self, name)), name, getattr(self, name), "finite")
 
     def step(self, spread: Spread) -> float:
         """Return the seconds of one synchronous step."""

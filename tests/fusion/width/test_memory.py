@@ -61,8 +61,11 @@ GIB = 2**30
 def test_a_limit_of_a_job_or_a_container_counts(
     line: str, folder: str, files: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of both versions of cgroups, also where a group above the process's own has it; caches of files can be freed."""
-    (tmp_path / "cgroup").write_text(f"9:pids:/\n{line}\n")
+    """Of both versions of cgroups, also where a group above the process's own has it; caches of files can be freed.
+
+    A line that is none is left out.
+    """
+    (tmp_path / "cgroup").write_text(f"\n9:pids:/\n{line}\n")
     (tmp_path / folder).mkdir(parents=True)
     for name, content in files.items():
         (tmp_path / folder / name).write_text(str(content))

@@ -165,12 +165,6 @@ def test_what_processes_take_of_a_gpu(nvml: Nvml, tmp_path: Path, monkeypatch: p
     assert memory_of("GPU-0", [4]) is None
 
 
-def test_a_line_of_a_processs_cgroups_that_is_none_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cgroup").write_text("\n0::/\n")
-    monkeypatch.setattr("fusion.width.cgroup_memory.OWN_CGROUPS", tmp_path / "cgroup")
-    assert cpu().memory > 0
-
-
 LIMITED = """
 import json, os, sys
 with open(sys.argv[1] + "/cgroup.procs", "w") as file:
