@@ -51,7 +51,7 @@ def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
     for record in records:
         settings = " ".join(f"{name}={show(value)}" for name, value in record.used.items() if name in names)
         table.add_row(*_row(record, middle), Text(settings))
-    lines = [*_told(result), *([bad] if (bad := failed_and_diverged(result)) else [])]
+    lines = [*_told(result), *filter(None, [failed_and_diverged(result)])]
     return Group(table, *map(Text, lines))
 
 
