@@ -21,7 +21,6 @@ from hydro_rasda.records.comparison_of_runs import names_of
 from hydro_rasda.records.records import RunRecord, by_heat
 from hydro_rasda.records.report import both_units
 from hydro_rasda.records.timeline import Training, busy_share, journal_of, trainings
-from hydro_rasda.run.run_json import read_asked
 
 BARS = 3_000
 """The most bars of the timeline; of more, the longest are drawn."""
@@ -120,13 +119,11 @@ def _rows(found: Sequence[Training]) -> Mapping[tuple[int | None, int], str]:
 def cost(result: RunRecord) -> Figure:
     """Draw the wall time of the sweep, of full-size training, and of the rest, in seconds and in full trainings.
 
-    The bar below it is an estimate of the same sweep at full size, one trial after another. If the run's folder is
-    gone, the cost is in seconds only.
+    The bar below it is an estimate of the same sweep at full size, one trial after another.
     """
     spent = result.cost
     if spent.seconds <= 0:
         return nothing("nothing has been trained yet")
-    max_t = full_epochs(result)
     heats = by_heat(spent)
     rest = max(0.0, spent.seconds - sum(seconds for _, seconds in heats.values()))
     parts = {f"{heat}, {epochs} epochs": (seconds, COLORS[heat]) for heat, (epochs, seconds) in heats.items()}
@@ -135,7 +132,7 @@ def cost(result: RunRecord) -> Figure:
     figure.update_layout(yaxis={"automargin": True, "autorange": "reversed"})
 
     def bar(row: str, seconds: float, name: str, color: str, legend: bool = True) -> object:
-        told = f"{name}:<br>{both_units(spent, seconds, max_t)}"  # two lines fit the narrow screen of a phone
+        told = f"{name}:<br>{both_units(result, seconds)}"  # two lines fit the narrow screen of a phone
         return graph_objects().Bar(
             x=[figures_of(seconds)],
             y=[row],
@@ -155,14 +152,6 @@ def cost(result: RunRecord) -> Figure:
     return figure
 
 
-def full_epochs(result: RunRecord) -> int | None:
-    """Return the epochs of a full training; None if the run's folder is gone."""
-    try:
-        return int(read_asked(result.path)["max_t"])
-    except (ValueError, KeyError):
-        return None
-
-
 def costs(records: Sequence[RunRecord]) -> Figure:
     """Draw the wall time of each run as a bar, divided into surrogates, full size, and the rest."""
     if not any(record.cost.seconds > 0 for record in records):
@@ -176,7 +165,7 @@ def costs(records: Sequence[RunRecord]) -> Figure:
     parts = {str(heat): ([of_heats.get(heat, 0.0) for of_heats in spent], COLORS[heat]) for heat in heats}
     parts["planning, checks, files"] = rest, FAINT
     for name, (seconds, color) in parts.items():
-        told = [both_units(r.cost, each, full_epochs(r)) for r, each in zip(records, seconds)]
+        told = [both_units(r, each) for r, each in zip(records, seconds)]
         figure.add_trace(
             graph_objects().Bar(
                 x=[*map(figures_of, seconds)],

@@ -146,7 +146,7 @@ class Cost:
 
         NaN if no epoch was trained at full size.
         """
-        if not self.race_epochs or self.race_seconds <= 0:
+        if not self.race_epochs or self.race_seconds <= 0 or not max_t:
             return math.nan
         return seconds * self.race_epochs / (self.race_seconds * max_t)
 

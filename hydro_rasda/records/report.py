@@ -51,7 +51,7 @@ def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
     for record in records:
         settings = " ".join(f"{name}={show(value)}" for name, value in record.used.items() if name in names)
         table.add_row(*_row(record, middle), Text(settings))
-    lines = [*_told(result), *([bad] if (bad := failed_and_diverged(result)) else [])]
+    lines = [*_told(result), *filter(None, [failed_and_diverged(result)])]
     return Group(table, *map(Text, lines))
 
 
@@ -126,9 +126,9 @@ def _spent(cost: Cost) -> str:
     return ", ".join(f"{epochs} epochs of the {name} in {took}" for name, epochs, took in spent)
 
 
-def both_units(spent: Cost, seconds: float, max_t: int | None) -> str:
-    """Say a time; if the run has trained at full size, also say it in full trainings of `max_t` epochs."""
-    full = spent.full_trainings(seconds, max_t) if max_t else math.nan
+def both_units(result: RunRecord, seconds: float) -> str:
+    """Say a time; if the run has trained at full size, also say it in full trainings."""
+    full = result.cost.full_trainings(seconds, result.max_t)
     return duration(seconds) + (f" ({show(full, 2)} full trainings)" if math.isfinite(full) else "")
 
 
@@ -315,7 +315,7 @@ def _first_of(trials: Sequence[TrialRecord]) -> str:
     return f"trial {trials[0].trial}{f' and {len(trials) - 1} more' if len(trials) > 1 else ''}"
 
 
-def closing_lines(result: RunRecord, path: str, max_t: int) -> list[str]:
+def closing_lines(result: RunRecord, path: str) -> list[str]:
     """Return the last lines of a run: its result, its cost, its failures, and the next command to type."""
     winner = result.trials[result.best_trial]
     settings = " ".join(f"{name}={show(value)}" for name, value in winner.used.items())
@@ -330,7 +330,7 @@ def closing_lines(result: RunRecord, path: str, max_t: int) -> list[str]:
         score = f"Its {result.metric} {data} is {show(winner.sweep_metric, 4)}, on its surrogate"
         lines.append(f"{score}: no full-size model has a score yet.")
     lines += map(sentence, [*front_lines(result), *better_line(result)])
-    lines.append(f"Cost: {both_units(result.cost, result.cost.seconds, max_t)}; {_spent(result.cost)}.")
+    lines.append(f"Cost: {both_units(result, result.cost.seconds)}; {_spent(result.cost)}.")
     if bad := failed_and_diverged(result):
         lines.append(f"{bad}; to see why: hydro-rasda show {path}")
     lines += dropped_lines(result)

@@ -125,8 +125,7 @@ class Progress:
     def conclude(self, result: RunRecord) -> None:
         """Show the result, its cost, and the next command to type."""
         self._bars.stop()
-        max_t = self._asked.settings["max_t"] if self._asked else 1
-        for line in closing_lines(result, typed(result.path), max_t):
+        for line in closing_lines(result, typed(result.path)):
             self._say(line, math.inf)
 
     def _advance(self, event: EpochsTrained) -> None:

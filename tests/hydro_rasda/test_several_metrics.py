@@ -133,7 +133,7 @@ def test_figure_page_and_last_lines_show_the_front(quick: Quick, whole: TuneResu
     assert "<h2>Front</h2>" in html
     assert "On the front of the full-size models" in html
     assert any(re.search(r"\d of them (is|are) on the front of all \d", message.text) for message in whole.messages)
-    lines = "\n".join(closing_lines(whole, "runs/run", 4))
+    lines = "\n".join(closing_lines(whole, "runs/run"))
     assert all(f"trial {trial.trial} (val_loss" in lines for trial in whole.pareto)
     alone = quick(model_fn=sized, space=SPACE, name="one")
     assert plots.front(alone).layout.annotations[0].text == "one metric alone was asked for"
@@ -169,7 +169,7 @@ def test_a_bound_on_a_metric_loses_against_any_that_keeps_it(quick: Quick) -> No
     assert {trial.config["width"] for trial in bounded.trials} > {16}  # they did train
     hard = quick(**asked, name="none", sweep=SweepConfig(surrogate=1, constraints={"val_gap": (None, 0.5)}))
     assert hard.trials[hard.best_trial].config["width"] == 16  # breaks it least
-    assert "No full-size model keeps all bounds" in "\n".join(closing_lines(hard, "runs/none", 4))
+    assert "No full-size model keeps all bounds" in "\n".join(closing_lines(hard, "runs/none"))
 
 
 def test_an_epsilon_net_and_other_rules_sweep_by_places(quick: Quick) -> None:

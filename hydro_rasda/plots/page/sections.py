@@ -113,7 +113,7 @@ def sections(record: RunRecord) -> Iterator[Section]:
     if record.comparison.several:
         joined = "Full-size models. No other one is better in each metric than those on the line."
         yield Section("Front", [joined], figures=[drawing(plots.front, record)])
-    yield Section("Cost", facts=words.cost_facts(record, asked.get("max_t")), figures=[drawing(plots.cost, record)])
+    yield Section("Cost", facts=words.cost_facts(record), figures=[drawing(plots.cost, record)])
     yield Section("Best score over time", figures=[drawing(plots.best_over_time, record)])
     fates = (
         "Surrogates have the colour of the epoch at which the sweep stopped them. More than 60 are shown as bands, "

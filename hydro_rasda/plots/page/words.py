@@ -94,14 +94,14 @@ def counts(record: RunRecord) -> str:
     return f"{counted}: {explained(state)}" if state == "interrupted" else counted
 
 
-def cost_facts(record: RunRecord, max_t: int | None) -> Facts:
+def cost_facts(record: RunRecord) -> Facts:
     """Say the cost of the run in time and in full trainings, and the time that its surrogates saved."""
     cost = record.cost
-    facts = {"wall time": both_units(cost, cost.seconds, max_t)}
+    facts = {"wall time": both_units(record, cost.seconds)}
     for heat, (epochs, seconds) in by_heat(cost).items():
-        facts[heat] = f"{epochs} epochs: {both_units(cost, seconds, max_t)}"
-    if max_t and math.isfinite(whole := cost.full_trainings(1.0, max_t)):
-        facts["full training"] = f"{max_t} epochs at full size: about {duration(1 / whole)}"
+        facts[heat] = f"{epochs} epochs: {both_units(record, seconds)}"
+    if math.isfinite(whole := cost.full_trainings(1.0, record.max_t)):
+        facts["full training"] = f"{record.max_t} epochs at full size: about {duration(1 / whole)}"
     if cost.spared_seconds > 0:
         facts["spared"] = f"about {duration(cost.spared_seconds)} of full-size training, by surrogates (an estimate)"
     return facts

@@ -41,7 +41,7 @@ def sections_of(records: Sequence[RunRecord]) -> Iterator[Section]:
     rows = {name: [each.get(name, "") for each in used] for each in used for name in each if name not in alike}
     same = ["The same in all: " + ", ".join(f"{name}={value}" for name, value in alike.items()) + "."] if alike else []
     yield Section("Best configurations", same, table=_table(names, rows))
-    spent = [words.cost_facts(record, each.get("max_t")) for record, each in zip(records, asked)]
+    spent = [words.cost_facts(record) for record in records]
     rows = {name: [each.get(name, "") for each in spent] for each in spent for name in each}
     yield Section("Cost", table=_table(names, rows), figures=[drawing(costs, records)])
     dotted = "Solid lines are the race, dotted ones the sweep."

@@ -85,7 +85,7 @@ def printed(command: str, folder: Path) -> str:
             patch.setattr(module, "time", Time)
         if name in ("notebook", "closing"):
             found = read_record(Path(*arguments))
-            print(as_html(found) if name == "notebook" else "\n".join(closing_lines(found, "PATH", 27)))
+            print(as_html(found) if name == "notebook" else "\n".join(closing_lines(found, "PATH")))
         else:
             patch.setattr(watch, "Clock", lambda: CLOCK)
             status = main([name, *arguments])

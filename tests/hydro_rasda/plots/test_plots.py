@@ -58,19 +58,19 @@ def points(figure: Any, name: str) -> list[tuple[float, float]]:
 def test_bars_card_and_closing_lines_give_a_cost_in_the_same_units(sorts: Sorts) -> None:
     record = sorts["over"]
     spent = record.cost
-    swept, full = [both_units(spent, each, 27) for each in (spent.sweep_seconds, spent.race_seconds)]
+    swept, full = [both_units(record, each) for each in (spent.sweep_seconds, spent.race_seconds)]
     # Three finalists of 3 epochs and one of 24 more are 33 of 27.
     assert (spent.race_epochs, full) == (33, "12 s (1.2 full trainings)")
     pace = spent.race_seconds / spent.race_epochs
     assert swept.endswith(f" ({spent.sweep_seconds / pace / 27:.2g} full trainings)")
-    facts = cost_facts(record, 27)
+    facts = cost_facts(record)
     bars = {trace.name for trace in plots.cost(record).data}
     for name, told in (("sweep", swept), ("race", full)):
         epochs = facts[name].partition(":")[0]
         assert facts[name] == f"{epochs}: {told}"
         assert f"{name}, {epochs}:<br>{told}" in bars
-    assert f"Cost: {facts['wall time']}; " in "\n".join(closing_lines(record, "run", 27))
-    assert "full trainings" not in both_units(sorts["swept"].cost, 3.0, 27)
+    assert f"Cost: {facts['wall time']}; " in "\n".join(closing_lines(record, "run"))
+    assert "full trainings" not in both_units(sorts["swept"], 3.0)
 
 
 def test_curves_are_the_runs(sorts: Sorts) -> None:

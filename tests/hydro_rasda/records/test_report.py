@@ -52,6 +52,7 @@ RECORD = RunRecord(
     path=Path("/runs/a"),
     finished=True,
     ended=True,
+    max_t=4,
     _checkpoints={},
 )
 
@@ -120,7 +121,7 @@ def test_the_sampling_error_stands_beside_the_confidence(tmp_path: Path) -> None
 
 def test_numbers_are_written_as_a_person_would() -> None:
     """3 full trainings of 4 epochs, each of 2 s."""
-    told = [both_units(RECORD.cost, seconds, 4) for seconds in (2.8, 33.6, 1136.0)]
+    told = [both_units(RECORD, seconds) for seconds in (2.8, 33.6, 1136.0)]
     assert [each.partition("(")[2] for each in told] == [f"{n} full trainings)" for n in ("0.35", "4.2", "140")]
 
 
@@ -140,7 +141,7 @@ def test_a_line_says_why_a_trial_with_a_better_score_did_not_win(status: Status,
     for trials in (RECORD.trials, DOUBTFUL):
         record = replace(RECORD, trials=tuple(replace(t, status=status) if t.trial == 1 else t for t in trials))
         assert f"\n{BETTER}{why}" in printed(record)
-        assert f"T{BETTER[1:]}{why}." in closing_lines(record, "runs/a", 4)
+        assert f"T{BETTER[1:]}{why}." in closing_lines(record, "runs/a")
         assert f"T{BETTER[1:]}{why}." in answer(record)
     for other in (replace(RECORD, mode="max"), replace(RECORD, trials=RECORD.trials[2:], best_trial=2)):
         assert "had a better" not in printed(other)

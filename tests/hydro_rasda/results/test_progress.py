@@ -133,11 +133,11 @@ def test_ctrl_c_shows_how_to_go_on_and_hardly_a_frame(quick: Callable[..., TuneR
 
 def test_failures_are_counted_in_the_last_lines() -> None:
     record = replace(RECORD, trials=(*RECORD.trials, replace(RECORD.trials[0], trial=6, status="failed", error="E: x")))
-    lines = closing_lines(record, "runs/a", 4)
+    lines = closing_lines(record, "runs/a")
     assert lines[-2] == "1 of 7 trials failed and 1 diverged; to see why: hydro-rasda show runs/a"
     assert lines[3].startswith("Cost: 20 s (2.5 full trainings); ")  # 6 epochs of 4, and 8 s of 4 times 2 s
     unfinished = replace(record, best_metric=math.nan, finished=False)
-    lines = closing_lines(unfinished, "runs/a", 4)
+    lines = closing_lines(unfinished, "runs/a")
     assert lines[1].startswith("Its val_loss on the validation data is 0.6, on its surrogate: no full-size model")
     assert lines[-2] == "The run is out of time; repeat the call with a larger `time_budget_s` to go on."
 
