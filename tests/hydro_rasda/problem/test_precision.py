@@ -18,7 +18,7 @@ from hydro_rasda.contracts import Group, Outcome, Span, Task, full_size_task
 from hydro_rasda.data import Batch, Shard, Share
 from hydro_rasda.dry_run.dry_run import dry_run
 from hydro_rasda.problem.objective import Objective, supervised
-from hydro_rasda.problem.precision import as_given, in_precision, matrix_products
+from hydro_rasda.problem.precision import Autocast, as_given, in_precision, matrix_products
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.settings.config import TuneConfig
 from hydro_rasda.training.full_size import full_size_learner, train_full_size_trial
@@ -57,6 +57,15 @@ class Rows(nn.Module):
         states, _ = self.layer(x.unflatten(1, (8, 8)))
         last: Tensor = self.head(states[:, -1])
         return last
+
+
+def test_half_precision_results_become_float32() -> None:
+    """The mean of a matrix product has its format; a number of another format stays as it is."""
+    counted = torch.tensor(4)
+    objective = Autocast(lambda model, batch: {"loss": model(batch).mean(), "count": counted})
+    metrics = objective(nn.Linear(3, 2).to(DEVICE), torch.ones(4, 3, device=DEVICE))
+    assert metrics["loss"].dtype == torch.float32
+    assert metrics["count"] is counted
 
 
 def recurrent(config: Any, width_ratio: float = 1.0) -> nn.Module:
