@@ -8,6 +8,10 @@ import torch
 from fusion.members.member_indices import member_indices, member_vector
 
 
+def test_indices_count_from_the_end_like_a_list() -> None:
+    assert member_indices([3, -1, 0, -4], 4) == [3, 3, 0, 0]
+
+
 @pytest.mark.parametrize("index", [4, -5])
 def test_indices_out_of_range(index: int) -> None:
     with pytest.raises(IndexError, match=rf"`indices` has {index}, but must be in \[-4, 4\)"):
