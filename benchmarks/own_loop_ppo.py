@@ -361,19 +361,16 @@ def lines_of(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 def told(rows: Sequence[Row]) -> str:
     """Say in words what was found."""
     measured = compared(rows)
-    own = [of for of in measured if of.sooner is not None]
     random = {of.size: of for of in measured if of.sooner is None}
-    found = [
-        f"With {named(of.size)}, {of.search} is sooner than random search with {of.sooner} of {len(of.rows)} seeds. "
-        f"Over all seeds, it takes {'at most ' * bool(random[of.size].stopped)}"
-        f"{of.mean('cpu') / random[of.size].mean('cpu'):.0%} of random search's time."
-        for of in own
-    ]
-    widths = [
-        f"A narrow epoch with {named(size)} takes 1/{saved_by_width(rows, size):.1f} of the time at full width."
-        for size in dict.fromkeys(of.size for of in own)
-    ]
-    return " ".join([*found, *widths])
+    found = [of for of in measured if of.sooner is not None and of.search == NARROW]
+    behind = ", ".join(f"{len(of.rows) - (of.sooner or 0)} of {len(of.rows)} seeds ({named(of.size)})" for of in found)
+    shares = [of.mean("cpu") / random[of.size].mean("cpu") for of in found]
+    mean = " and ".join(f"{'at most ' * bool(random[of.size].stopped)}{s:.0%}" for of, s in zip(found, shares))
+    saved = " and ".join(f"1/{saved_by_width(rows, of.size):.1f}" for of in found)
+    return (
+        f"Seldom: random search is sooner with {behind}. On average over the seeds, `tune` takes {mean} of its time. "
+        f"A narrow epoch takes {saved} of the time of one at full width."
+    )
 
 
 SEEDS = ("actor and critic", "seed", "search", "seconds", "CPU seconds", "environment steps", "configurations")
