@@ -359,8 +359,8 @@ class Devices(Protocol):
 class Backend(Protocol):
     """The place where trials train, for `tune(backend=...)`. A backend can be opened for several runs.
 
-    `hydro_rasda.testing` checks that an implementation keeps these promises. A backend may also have the attributes
-    `loader_workers` and `graph`, as `LocalBackend` has; without them, the defaults hold.
+    `hydro_rasda.testing` checks an implementation against this protocol. The attributes `loader_workers` and `graph` of
+    `LocalBackend` are optional: a backend without them gets the defaults of `LocalBackend`.
 
     Attributes:
         device: Device of the models that the tuner itself builds, before and after training.

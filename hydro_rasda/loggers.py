@@ -183,7 +183,7 @@ class CSVLogger(TrialLogger):
         if not whole:
             self._append([COLUMNS])
         for row in rows:
-            if self._asked is None or row["run"] == self._run:  # a run's own file moves with it
+            if self._asked is None or row["run"] == self._run:  # its own file may have its name of before a move
                 place = int(row["trial"]), row["heat"]
                 self._logged[place] = max(int(row["epoch"]), self._logged.get(place, 0))
 

@@ -97,7 +97,7 @@ class PlainFloats(TorchFunctionMode):
         self._streams = streams
 
     def __enter__(self) -> Any:
-        """Replace `round` and the functions of `math` by functions that also take settings."""
+        """Let `round` and the functions of `math` take floats that differ by member, too."""
         _STAND_INS.enter(self)
         return super().__enter__()  # type: ignore[no-untyped-call]
 

@@ -42,7 +42,7 @@ class Shard:
 
         Args:
             examples: Size of the global batch, >= 1.
-            least: Fewest examples of a rank, unless the batch has fewer. BatchNorm needs 2.
+            least: Fewest examples of a rank that gets any, if the batch has as many. BatchNorm needs 2.
 
         >>> [Shard(rank, 4).part(5, least=2).examples for rank in range(4)]
         [3, 2, 0, 0]

@@ -69,7 +69,7 @@ class Identity:
         others = {name for name, of in self._before.items() if not noted.get(name, {}).items() <= _short(of).items()}
         others |= {name for name, of in self._data.items() if are_tensors(of) and data_digest(of) != digests.get(name)}
         early = {**determining(settings), "python": platform.python_version()}
-        if found.get("surrogate") == 1:  # the dry run of that run may have found that the model is pretrained
+        if found.get("surrogate") == 1:  # that run may have found that the model is pretrained
             early["surrogate"] = 1
         late = {name: found[name] for name in _LATE if name in found}
         same = {name: digests[name] for name in (*self._functions, *_DATA) if name in digests and name not in others}

@@ -29,7 +29,7 @@ class RunPlan:
         self._one_interval = isinstance(rule, PopulationBasedTraining) and rule.last <= rule.interval
         copies = isinstance(rule, PopulationBasedTraining) and not self._one_interval
         self._finds_schedules = copies and run.settings.sweep.surrogate < 1
-        # Count the epochs before the first trials are admitted: later, it is unknown whether more will come.
+        # Ask the rule before any trial is admitted: later, it cannot know whether more trials will come.
         self._rungs: list[tuple[float, float]] = [(self._count, checked_epochs(rule, rule.epochs(state)) / self._count)]
         if isinstance(rule, Bracket):
             self._rungs = [*rule.rungs(state)]

@@ -73,7 +73,7 @@ def _record_live(run: Run, number: int, trained: Sequence[tuple[int, Mapping[str
     while run.store.done(key):
         key += "/again"
     lines = _new_lines(run, number, metric_lines("race", number, trained))
-    # Raised here, within the training, it could be taken for the trial's own error. The next unit raises it again.
+    # An OSError raised here, within training, could be taken for the trial's own. The next unit raises it again.
     with contextlib.suppress(OSError):
         run.record(key, Unit(None, lines))
 

@@ -147,9 +147,9 @@ def planned_widths(
 
 
 def _assumed(problem: Problem, trial: Trial, room: float) -> Widths | None:
-    """Return the widths of a kind for a short sweep on a CPU; None if widths should be measured.
+    """Assume widths of groups for a short sweep on a CPU; return None if they should be measured.
 
-    Widths should be measured if trials have many steps or an unknown number, or if a group may exceed `room` bytes.
+    They should be measured if trials have many steps or an unknown number, or if a group may exceed `room` bytes.
     """
     models, stop = problem.settings.models("sweep"), problem.settings.sweep_milestones[-1]
     steps, seconds = problem.train_data.steps(trial.batch_size), problem.steady_epoch_seconds

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 State = tuple[Tensor, ...]
-# The tensors that `forward` saves for `backward`. Their first axis has T steps, or 1 + T, beginning with the initial
-# state.
+# The tensors that `forward` saves for `backward`. Their first axis has T steps, or the initial state and T steps.
 Saved = tuple[Tensor, ...]
 
 

@@ -125,7 +125,7 @@ def optimizer_settings(
     """Return the settings by which a module's own optimizer updates its parameters.
 
     Args:
-        config: The trial's configuration; its keys for optimizer and schedule are replaced.
+        config: The trial's configuration. The result has its keys, but the module's own optimizer and schedule.
 
     Raises:
         Unfollowed: if the optimizer is none of SGD, Adam and AdamW, or if there are several. Also if the scheduler
