@@ -60,7 +60,7 @@ class Workload:
         return int(self.scores.shape[1])
 
     def best(self, t: int) -> float:
-        """Return the best score that a trial has in epoch `t` (1 to T); NaN if no score of it is finite."""
+        """Return the best score of all trials in epoch `t` (1 to T); NaN if no score is finite."""
         require(1 <= t <= self.epochs, "t", t, f"an epoch from 1 to {self.epochs}")
         column = self.scores[np.isfinite(self.scores[:, t - 1]), t - 1]
         return float((column.min() if self.mode == "min" else column.max()) if column.size else np.nan)
