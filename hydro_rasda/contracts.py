@@ -314,6 +314,9 @@ class Devices(Protocol):
 
         A device with full-size models can accept another one until they begin. If a full-size model needs more devices
         than are idle, it waits for them, and no device counts as idle meanwhile.
+
+        All devices that were returned may get a task of groups, without another call. Only `start`, `plan` and
+        `finished` may change the answer.
         """
         ...
 
