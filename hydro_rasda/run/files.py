@@ -87,7 +87,7 @@ def make_inner(folder: Path) -> None:
     try:
         folder.mkdir(exist_ok=True)
     except FileExistsError:
-        raise Unsafe(f"{folder} is no folder, and a run's is: remove it, or choose another `name`") from None
+        raise Unsafe(f"{folder} must be a folder, but is none: remove it, or choose another `name`") from None
 
 
 def refuse_irregular(path: Path) -> None:
@@ -155,7 +155,7 @@ def _told(error: OSError, path: Path) -> Exception:
 
 
 def _irregular(path: Path) -> Unsafe:
-    return Unsafe(f"{path} is no regular file, and a run's are: remove it, or choose another `name`")
+    return Unsafe(f"{path} must be a regular file, but is none: remove it, or choose another `name`")
 
 
 def open_to_read(path: Path, inside: int = 1) -> IO[bytes]:

@@ -55,7 +55,7 @@ def unique_name(path: Path) -> str:
     return f"{path.name}-{hashlib.sha256(f'{own} {path}'.encode()).hexdigest()[:8]}"
 
 
-_NO_RUN = "a run's folder, `storage_path/name`: its run.json is not one of a run's"
+_NO_RUN = "a run's folder, `storage_path/name`: its run.json is damaged, or not that of a run"
 
 
 def read_spec(path: Path) -> dict[str, Any]:

@@ -369,7 +369,7 @@ def test_a_bad_run_is_a_row_that_says_so(served: tuple[str, Path], said: Said) -
     rows = {row.split('href="run/')[1].split("/")[0]: row for row in listed.split("<tr>")[2:]}
     assert {name for name, row in rows.items() if "not readable" in row} >= {*bad}
     assert "is a link to /dev/zero" in rows["zero"]
-    assert "is no regular file" in rows["fifo"]
+    assert "must be a regular file" in rows["fifo"]
     told = {row["name"]: row for row in json.loads(said("runs", folder, "--json"))}
     assert {name for name, row in told.items() if row["state"] == "not readable"} >= {*bad}
     assert told["good"]["trials"] == 3

@@ -121,7 +121,7 @@ def test_a_run_of_which_a_part_is_damaged(
     asked = json.loads((Path(past) / "run.json").read_text())
     (tmp_path / "run.json").write_text(json.dumps(asked | changes))
     assert main(["show", str(tmp_path)]) == 2
-    assert "its run.json is not one of a run's" in capsys.readouterr().err
+    assert "its run.json is damaged, or not that of a run" in capsys.readouterr().err
 
 
 def test_a_table_is_aligned_and_has_no_ends_of_blanks(capsys: pytest.CaptureFixture[str]) -> None:

@@ -304,7 +304,7 @@ def test_a_folder_in_the_place_of_a_checkpoint_is_named(quick: Quick, tmp_path: 
     for checkpoint in (result.path / "checkpoints").iterdir():
         checkpoint.unlink()
         checkpoint.mkdir()
-    with pytest.raises(Unsafe, match=r"checkpoints/.*\.pt is no regular file.*remove it"):
+    with pytest.raises(Unsafe, match=r"checkpoints/.*\.pt must be a regular file.*remove it"):
         quick(num_samples=2, max_t=2)
     for checkpoint in (result.path / "checkpoints").iterdir():
         checkpoint.rmdir() if checkpoint.is_dir() else checkpoint.unlink()

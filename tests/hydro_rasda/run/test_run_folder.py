@@ -145,7 +145,7 @@ def test_a_damaged_journal_is_refused_and_left_as_it_is(path: Path) -> None:
 def test_a_folder_whose_description_cannot_be_read_is_refused_by_name(path: Path, spec: bytes) -> None:
     three_units(path)
     (path / "run.json").write_bytes(spec)
-    with pytest.raises(ValueError, match=f"`path` is '{path}', .*its run.json is not one of a run's"):
+    with pytest.raises(ValueError, match=f"`path` is '{path}', .*its run.json is damaged, or not that of a run"):
         Store.open(path, ASKED, "auto")
 
 
