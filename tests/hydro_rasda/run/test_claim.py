@@ -294,7 +294,7 @@ def test_what_is_in_the_place_of_a_file_or_folder_of_the_run_is_named(tmp_path: 
     path = tmp_path / "run"
     path.mkdir()
     (path / place).mkdir() if place == ".lock" else (path / place).touch()
-    with pytest.raises(Unsafe, match=rf"{path / place} is no (regular file|folder).*remove it, or choose another"):
+    with pytest.raises(Unsafe, match=rf"{path / place} must be a (regular file|folder).*remove it, or choose another"):
         Claim(path, "auto")
     assert [found.name for found in path.iterdir() if found.name != "checkpoints"] == [place] * (place == ".lock")
 
