@@ -354,7 +354,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
             load(path)
     for text in ("[", "[]", '{"metric": "val_loss"}'):
         (tmp_path / "run.json").write_text(text)
-        with pytest.raises(ValueError, match=rf"`path` is '{tmp_path}', .*: its run.json is damaged, or not that of a run"):
+        with pytest.raises(ValueError, match=rf"`path` is '{tmp_path}', .*: its run.json is damaged, or not that of a"):
             load(tmp_path)
 
 
