@@ -368,7 +368,7 @@ def told(rows: Sequence[Row]) -> str:
     mean = " and ".join(f"{'at most ' * bool(random[of.size].stopped)}{s:.0%}" for of, s in zip(found, shares))
     saved = " and ".join(f"1/{saved_by_width(rows, of.size):.1f}" for of in found)
     return (
-        f"Seldom: random search is sooner with {behind}. On average over the seeds, `tune` takes {mean} of its time. "
+        f"Random search is sooner with {behind}. On average over the seeds, `tune` takes {mean} of its time. "
         f"A narrow epoch takes {saved} of the time of one at full width."
     )
 
