@@ -21,6 +21,7 @@ from hydro_rasda.heats.race import train_finalists
 from hydro_rasda.heats.train_tasks import train_tasks
 from hydro_rasda.history.lines import metric_lines
 from hydro_rasda.problem.problem import OwnLoop
+from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.record_full_size import record_epochs
 from hydro_rasda.run.state import Run
 from hydro_rasda.training.full_size import train_full_size_trial
@@ -133,6 +134,8 @@ def test_survivors_double_and_each_epoch_is_one_process(two: Backend, open_run: 
     assert [line["workers"] for line in best] == [1, 2, 2, 2]
     assert [line["global_batch_size"] for line in best] == [8, 16, 16, 16]
     assert worse[0]["workers"] == 1
+    told = [message.text for message in read_messages(run.store.path)]
+    assert "race: trial 0 goes on with 2 workers from epoch 2" in told
     history, weights = one_process(run.problem, SCHEDULED, [(Span(0, 1), 1), (Span(1, MAX_T), 2)], number=0)
     assert_same(best, history)
     saved = run.store.load(run.history.checkpoints[0])["model"]
