@@ -171,9 +171,10 @@ class Progress:
 
     def _leader(self) -> str:
         """Name the trial that leads, with its latest score and epoch in the heat; empty before the first score."""
-        began = None if self._began is None else self._began.heat
-        scores = self._scores["sweep" if began is None or began == "transfer check" else began]
-        if self._asked is None or not scores:
+        if self._asked is None or self._began is None:
+            return ""
+        part = self._began.heat
+        if not (scores := self._scores["sweep" if part == "transfer check" else part]):
             return ""
         sign = 1 if self._asked.mode == "min" else -1
         best = min(scores, key=lambda number: sign * scores[number][0])

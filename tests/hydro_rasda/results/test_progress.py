@@ -244,6 +244,15 @@ def test_a_training_of_the_users_that_reports_no_training_loss_leads_too() -> No
     assert file.getvalue().splitlines()[-1].endswith("trial 3 leads with val_loss 0.25 (epoch 1)")
 
 
+def test_a_transfer_check_shows_the_leader_of_the_sweep() -> None:
+    sweep = HeatBegan(seconds=0.0, heat="sweep", epochs=9)
+    check = replace(sweep, heat="transfer check")
+    progress, file = shown(sweep, scored("sweep", 4, 0.25), check)
+    for seconds in (10.0, 130.0):
+        progress.on_event(EpochsTrained(seconds=seconds, epochs=1))
+    assert file.getvalue().splitlines()[-1].endswith("trial 4 leads with val_loss 0.25 (epoch 1)")
+
+
 def test_a_trial_that_was_stopped_leads_no_more() -> None:
     _, file = shown(
         HeatBegan(seconds=0.0, heat="sweep", epochs=9),
