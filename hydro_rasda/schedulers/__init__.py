@@ -28,11 +28,57 @@ from hydro_rasda.schedulers.rasda import RASDA, Growth, Resize, efficient, paral
 from hydro_rasda.schedulers.sweep_rule import Continue, Move, Stop, SweepRule
 from hydro_rasda.schedulers.sweep_state import Interval, Standing, SweepState
 
-__all__ = ["RASDA", "Agreement", "AshaState", "AsyncSuccessiveHalving", "Bracket", "Continue", "Decision"]
-__all__ += ["ExpectedEnd", "Growth", "Held", "Hyperband", "Interval", "Job", "MedianStopping", "MilestoneBarrier"]
-__all__ += ["Mode", "Move", "NoStopping", "Placed", "Placement", "Policy", "PopulationBasedTraining", "Queue", "Race"]
-__all__ += ["RaceRule", "Range", "Resize", "Room", "Standing", "Stop", "SuccessiveHalving", "SweepRule", "SweepState"]
-__all__ += ["Waiting", "agreement", "chances", "efficient", "expected_gain", "final_score", "first_fit"]
-__all__ += ["first_fit_decreasing", "first_milestone", "milestones", "named_rule", "one_a_device"]
-__all__ += ["parallel_efficiency", "place", "rank", "worker_slots", "worst_fit", "worst_fit_decreasing"]
-__all__ += ["worst_fit_overcommitted"]
+__all__ = [
+    "RASDA",
+    "Agreement",
+    "AshaState",
+    "AsyncSuccessiveHalving",
+    "Bracket",
+    "Continue",
+    "Decision",
+    "ExpectedEnd",
+    "Growth",
+    "Held",
+    "Hyperband",
+    "Interval",
+    "Job",
+    "MedianStopping",
+    "MilestoneBarrier",
+    "Mode",
+    "Move",
+    "NoStopping",
+    "Placed",
+    "Placement",
+    "Policy",
+    "PopulationBasedTraining",
+    "Queue",
+    "Race",
+    "RaceRule",
+    "Range",
+    "Resize",
+    "Room",
+    "Standing",
+    "Stop",
+    "SuccessiveHalving",
+    "SweepRule",
+    "SweepState",
+    "Waiting",
+    "agreement",
+    "chances",
+    "efficient",
+    "expected_gain",
+    "final_score",
+    "first_fit",
+    "first_fit_decreasing",
+    "first_milestone",
+    "milestones",
+    "named_rule",
+    "one_a_device",
+    "parallel_efficiency",
+    "place",
+    "rank",
+    "worker_slots",
+    "worst_fit",
+    "worst_fit_decreasing",
+    "worst_fit_overcommitted",
+]
