@@ -365,10 +365,10 @@ def told(rows: Sequence[Row]) -> str:
     found = [of for of in measured if of.sooner is not None and of.search == NARROW]
     behind = ", ".join(f"{len(of.rows) - (of.sooner or 0)} of {len(of.rows)} seeds ({named(of.size)})" for of in found)
     shares = [of.mean("cpu") / random[of.size].mean("cpu") for of in found]
-    mean = " and ".join(f"{'at most ' * bool(random[of.size].stopped)}{s:.0%}" for of, s in zip(found, shares))
+    spent = " and ".join(f"{'at most ' * bool(random[of.size].stopped)}{s:.0%}" for of, s in zip(found, shares))
     saved = " and ".join(f"1/{saved_by_width(rows, of.size):.1f}" for of in found)
     return (
-        f"Random search is sooner with {behind}. On average over the seeds, `tune` takes {mean} of its time. "
+        f"Random search is sooner with {behind}. On average over the seeds, `tune` takes {spent} of its time. "
         f"A narrow epoch takes {saved} of the time of one at full width."
     )
 

@@ -64,9 +64,7 @@ def finalists_of_rule(
     finalists = run.history.finalists
     if finalists is None:
         finalists = run.record(FINALISTS, Unit(chosen), again=True).value
-    among = tuple(sorted(run.history.trials))
-    run.notify(FinalistsChosen, candidates=among, kept=tuple(finalists), recalled=recalled)
-    return finalists
+    return _announced(run, finalists, recalled)
 
 
 def finalists_in_time(run: Run, search: Search, copies: Collection[int] = ()) -> list[int]:
@@ -102,7 +100,11 @@ def finalists_found(run: Run, search: Search, found: Sequence[int]) -> list[int]
     for number in sorted(run.history.sweep.trials):
         search.close(number)
     finalists = [*found[: run.settings.race.top_k]]
-    recalled = run.history.entrants == finalists
+    return _announced(run, finalists, recalled=run.history.entrants == finalists)
+
+
+def _announced(run: Run, finalists: list[int], recalled: bool) -> list[int]:
+    """Tell callbacks of the finalists, and return them; `recalled` is True if an earlier call has chosen them."""
     among = tuple(sorted(run.history.trials))
     run.notify(FinalistsChosen, candidates=among, kept=tuple(finalists), recalled=recalled)
     return finalists
@@ -216,14 +218,17 @@ def hand_over(run: Run, finalists: Sequence[int]) -> None:
 
 
 def is_found(run: Run, number: int) -> bool:
-    """Tell whether a sweep at full width has trained a model that is as good as `stop_at` asks, and has its weights."""
-    if not run.problem.goes_on or not _goes_on(run, number):
+    """Tell whether a sweep at full width has the weights of a model that is as good as `stop_at` asks.
+
+    Args:
+        number: A trial of which some epoch of the sweep is as good. Checkpoints of the user's own loop hold that
+            epoch's weights, and others those of the last epoch.
+    """
+    if not run.problem.goes_on:
         return False
     curve = run.history.curve("sweep", number)
-    last = curve[max(curve)]
-    return run.settings.good_enough(last) or (
-        run.problem.is_own("sweep") and any(map(run.settings.good_enough, curve.values()))
-    )
+    has_weights = run.problem.is_own("sweep") or run.settings.good_enough(curve[max(curve)])
+    return has_weights and _goes_on(run, number)
 
 
 def _goes_on(run: Run, number: int) -> bool:

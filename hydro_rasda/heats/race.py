@@ -301,8 +301,10 @@ class Race(Heat):
 
         The factor is that of the seconds of its epochs in the sweep over the least of all finalists.
         """
+        if self._run.settings.stop_at is None:
+            return 0
         costs = {n: cost for n in self.state.trials if (cost := self._run.history.epoch_cost.get(n, 0.0)) > 0}
-        if self._run.settings.stop_at is None or number not in costs:
+        if number not in costs:
             return 0
         return math.floor(math.log(costs[number] / min(costs.values()), DEARER))
 

@@ -285,7 +285,7 @@ def _docstring(recipe: Recipe, arguments: Mapping[str, str]) -> list[str]:
         f"train_data: The training data of the run, as {_KINDS[recipe.data]}.",
         objective if recipe.objective else "loss_fn: `loss_fn(output, target)`, the loss of the run.",
         *(f"{name}: The value of {key!r} in the run's configuration." for key, name in arguments.items()),
-        "device: Where to train; by default a GPU, if there is one.",
+        "device: The device that trains; by default a GPU, if there is one.",
         '"""',
     ]
 
@@ -471,7 +471,7 @@ def length_of(loader):
 }
 _ROWS = '''
 def rows_of(length, epoch):
-    """Which examples each batch of an epoch has; a single one that is left over joins the batch before it."""
+    """Return the rows of each batch of an epoch; a single row that is left over joins the batch before it."""
     generator = torch.Generator().manual_seed(derived(SEED, "shuffle", epoch))
     chunks = list(torch.randperm(length, generator=generator).split(BATCH_SIZE))
     if len(chunks) > 1 and len(chunks[-1]) == 1 and BATCH_SIZE > 1:

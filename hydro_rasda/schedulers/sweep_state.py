@@ -127,7 +127,7 @@ class SweepState:
         self.idle = False
         self._at: dict[int, dict[int, Standing]] = {}
         self._to: dict[int, dict[int, Standing]] = {}
-        # By milestone: all finite scores, and a heap of those of waiting trials, with some of trials that left.
+        # Map a milestone to all finite scores; and to a heap of those of waiting trials, with some of trials that left.
         self._ranked: dict[int, _Ranking] = {}
         self._hopeful: dict[int, list[_Entry]] = {}
         self._diverged: set[int] = set()

@@ -240,18 +240,19 @@ class DeviceTrainer:
         def took(i: int, peak: int) -> None:
             peaks.learn(*kinds[i], peak)
 
-        good, enough, is_own = self._problem.settings.good_enough, set[int](), self._problem.is_own(tasks[0].heat)
+        settings, is_own, found = self._problem.settings, self._problem.is_own(tasks[0].heat), False
 
         def over() -> bool:
-            return is_own and (bool(enough) or work.should_stop())
+            return is_own and (found or work.should_stop())
 
         crowd = Crowd(self.free, self.cores, [peaks.expected(*kind) for kind in kinds], took, over)
         forked = replace(work, doing=CrashLog())
         pieces = [partial(self._train_part, task, forked) for task in tasks]
-        pace, metric = self._pace_of(tasks[0].heat), self._problem.settings.metric
+        pace = self._pace_of(tasks[0].heat)
         for i, outcome in imap_forked(pieces, threads, work.notify, pace, crowd, self._relayed):
-            if isinstance(outcome, Outcome):
-                enough |= {n for n, epochs in outcome.history.items() if any(good(last[metric]) for _, last in epochs)}
+            if is_own and isinstance(outcome, Outcome):
+                scores = (last[settings.metric] for epochs in outcome.history.values() for _, last in epochs)
+                found = found or any(map(settings.good_enough, scores))
             yield i, outcome
         peaks.keep(self.free / self.cores)
 
