@@ -71,14 +71,22 @@ def said(capsys: pytest.CaptureFixture[str]) -> Said:
 
 
 @contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    """Torch computes on this number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def in_one_process() -> Iterator[None]:
     """On one thread, and all that `tune` does is done in this process."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
+    with on_threads(1), pytest.MonkeyPatch.context() as patch:
         patch.setenv(ONE_PROCESS, "1")
         yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ from tests.hydro_rasda.backends.ray.test_ddp import (
     problem,
     rank_reports,
 )
+from tests.hydro_rasda.conftest import on_threads
 from tests.hydro_rasda.ranks import on_ranks
 from tests.hydro_rasda.training.test_user_loop import train as train_own
 
@@ -49,10 +50,8 @@ pytestmark = pytest.mark.usefixtures("one_process_alone")
 @pytest.fixture
 def one_process_alone() -> Iterator[None]:
     """On one thread, all that a device does is done in its process."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with on_threads(1):
+        yield
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from hydro_rasda import SweepConfig, TuneResult
 from hydro_rasda.bubbles import BubbleBackend
 from hydro_rasda.run.events import EpochsTrained, Event
 from tests.hydro_rasda.bubbles.conftest import waiting_hosts
 from tests.hydro_rasda.bubbles.hosts import Host, running
+from tests.hydro_rasda.conftest import on_threads
 
 Quick = Callable[..., TuneResult]
 
@@ -30,10 +30,8 @@ def answer(result: TuneResult) -> Any:
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     """As many as there are groups at the same time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with on_threads(2):
+        yield
 
 
 _alone: list[Any] = []

@@ -27,6 +27,7 @@ from hydro_rasda.problem.problem import Problem
 from hydro_rasda.problem.width_argument import Plans
 from hydro_rasda.processes.forks import Died, imap_forked
 from hydro_rasda.run.crash_log import CrashLog
+from tests.hydro_rasda.conftest import on_threads
 from tests.hydro_rasda.models import Config, mlp
 
 pytestmark = pytest.mark.skipif(
@@ -113,12 +114,8 @@ SPACE = {"lr": 0.1, "batch_size": 64, "deadly": choice([False, "success"])}
 def test_on_one_thread_a_search_ends_in_the_morning(
     quick: Callable[..., TuneResult], model_fn: Callable[..., nn.Module]
 ) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with on_threads(1):
         result = quick(model_fn=model_fn, space=SPACE, sweep=SweepConfig(fusion=1), num_samples=6)
-    finally:
-        torch.set_num_threads(before)
     _all_but_the_deadly(result)
 
 

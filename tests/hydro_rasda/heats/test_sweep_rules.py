@@ -28,6 +28,7 @@ from hydro_rasda.run.run_json import read_asked
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Continue, PopulationBasedTraining, Range, Stop, SweepRule, SweepState
 from hydro_rasda.schedulers.named_rules import RULES, RuleName
+from tests.hydro_rasda.conftest import on_threads
 from tests.hydro_rasda.heats.test_sweep import FINALS, Clock, Curves, Given, again, configs, epochs
 from tests.hydro_rasda.heats.test_sweep import clock as clock
 from tests.hydro_rasda.scripted import sweep, untrained
@@ -437,13 +438,9 @@ SPACE = {"lr": loguniform(1e-3, 0.3), "optimizer": "sgd", "momentum": 0.9, "batc
 
 @pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_copies_go_on_as_what_they_are_copies_of(quick: Callable[..., TuneResult], threads: int) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with on_threads(threads):
         same = quick(space=SPACE, num_samples=6, sweep=SweepConfig(rule=Population(1.0)), name="same", max_t=3)
         changed = quick(space=SPACE, num_samples=6, sweep=SweepConfig(rule=Population(0.1)), name="changed", max_t=3)
-    finally:
-        torch.set_num_threads(before)
     trials = same.trials[:6]  # beside the best, the same with a linear decay goes to full size
     swept = [[line["val_loss"] for line in trial.history if line["heat"] == "sweep"] for trial in trials]
     first = [losses[0] for losses in swept]

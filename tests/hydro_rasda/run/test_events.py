@@ -32,6 +32,7 @@ from hydro_rasda.run.events import (
 from hydro_rasda.run.record_full_size import record_done
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
+from tests.hydro_rasda.conftest import on_threads
 from tests.hydro_rasda.models import stumbles_in_some
 
 Quick = Callable[..., TuneResult]
@@ -58,12 +59,8 @@ def of(kind: type[Any], events: list[Event]) -> list[Any]:
 def test_it_is_told_each_line_of_the_journal_once_and_in_order(threads: int, quick: Quick) -> None:
     """In one process, and where groups and full-size models train in processes forked of it."""
     events: list[Event] = []
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with on_threads(threads):
         result = quick(callbacks=[events.append], model_fn=stumbles_in_some, **SMALL)
-    finally:
-        torch.set_num_threads(before)
     assert as_lines(events) == journal(result, "metrics")
     assert {event.heat for event in of(EpochEnded, events)} == {"sweep", "race"}
     for kind, name, key in ((TrialConfigured, "trial", "config"), (TrialFailed, "failed", "error")):

@@ -26,6 +26,7 @@ from hydro_rasda.run.checkpoints import DamagedCheckpoint
 from hydro_rasda.run.events import RungDecided
 from hydro_rasda.run.journal import DamagedJournal
 from tests.hydro_rasda import resumable
+from tests.hydro_rasda.conftest import on_threads
 from tests.hydro_rasda.journals import signed
 from tests.hydro_rasda.models import mlp
 
@@ -45,13 +46,9 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 def finish_here(storage_path: Path, name: str) -> str:
     """The same on one thread of this process, which has imported all of it."""
-    printed, before = io.StringIO(), torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with contextlib.redirect_stdout(printed):
-            resumable.main(str(storage_path), name)
-    finally:
-        torch.set_num_threads(before)
+    printed = io.StringIO()
+    with on_threads(1), contextlib.redirect_stdout(printed):
+        resumable.main(str(storage_path), name)
     return printed.getvalue()
 
 

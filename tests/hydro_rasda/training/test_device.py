@@ -25,6 +25,7 @@ from hydro_rasda.dry_run.dry_run import dry_run
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.processes.child_count import ONE_PROCESS
 from hydro_rasda.training.device import DeviceShare, DeviceTrainer, Work
+from tests.hydro_rasda.conftest import on_threads
 from tests.hydro_rasda.models import Config, mlp
 
 pytestmark = pytest.mark.skipif(
@@ -38,10 +39,8 @@ ONE, OTHER = Group("even", (0,), fused=True), Group("odd", (1,), fused=True)
 
 @pytest.fixture(autouse=True)
 def three_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(before)
+    with on_threads(3):
+        yield
 
 
 def work(told: list[Any] | None = None, trials: Mapping[int, Trial] = TRIALS) -> Work:

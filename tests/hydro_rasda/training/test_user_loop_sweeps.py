@@ -32,6 +32,7 @@ from hydro_rasda import (
     loguniform,
     tune,
 )
+from tests.hydro_rasda.conftest import on_threads
 from tests.hydro_rasda.forks import is_killed
 
 SPACE: dict[str, Any] = {"rate": loguniform(1e-3, 1.0), "optimizer": choice(["SGD", "AdamW"])}
@@ -170,10 +171,8 @@ def test_who_returns_early_is_compared_by_its_best_epoch(search: Callable[..., T
 
 @pytest.fixture
 def two_cores() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with on_threads(2):
+        yield
 
 
 @pytest.mark.usefixtures("two_cores")
