@@ -24,7 +24,7 @@ import os
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -38,7 +38,7 @@ from benchmarks.tasks.task import Task
 from benchmarks.vs_asha.methods import hydro_rasda
 from benchmarks.vs_asha.ray import ray_asha
 from benchmarks.vs_asha.report import TASK_NAMES
-from benchmarks.vs_asha.search import REDUCTION_FACTOR, seeds
+from benchmarks.vs_asha.search import REDUCTION_FACTOR, Event, seeds
 from benchmarks.vs_asha.training import build, scores, train
 from hydro_rasda.records.optuna_study import distribution
 from hydro_rasda.space.space import describe, tuned
@@ -48,6 +48,9 @@ BUDGETS = (1, 4)
 """Times of the wall time that `tune` takes."""
 SHARES = (0.5, 0.25)
 """Shares of that time that `tune` gets as `time_budget_s`."""
+PARTS = (0.25, 0.5, 0.75, 1)
+"""Shares of that time after which the models in hand are compared, on wide tasks."""
+OURS = "`tune`"
 PROCESSES = min(2, len(os.sched_getaffinity(0)))
 IN_ONE_PROCESS = "ASHA, one after another"
 
@@ -67,9 +70,19 @@ def handed_back(epochs: Sequence[Scored], seconds: float, mode: str) -> float | 
     return max(there, key=lambda epoch: sign * epoch.score).test if there else None
 
 
+def in_hand(epochs: Sequence[Scored], seconds: float, mode: str) -> list[float | None]:
+    """Return the test scores of what a search would hand back after each of `PARTS` of this time."""
+    return [handed_back(epochs, part * seconds, mode) for part in PARTS]
+
+
+def full_size(events: Iterable[Event]) -> list[Scored]:
+    """Return the epochs of full-size models."""
+    return [Scored(event.seconds, event.score, event.test) for event in events if event.full_size]
+
+
 def of_ray(task: Task, seed: int, seconds: float) -> list[Scored]:
     """Run Ray Tune's ASHA on `tune`'s configurations, to its end."""
-    return [Scored(event.seconds, event.score, event.test) for event in ray_asha(task, seed).events]
+    return full_size(ray_asha(task, seed).events)
 
 
 def by_optuna(pruned: bool, task: Task, seed: int, seconds: float) -> list[Scored]:
@@ -203,9 +216,11 @@ def measure(task: Task, seed: int) -> Row:
     """Run `tune` with one seed; but for wide tasks, in less time, too."""
     own = hydro_rasda(task, seed)
     test = scores(task, own.model, 64)["test"]
-    row: Row = {"task": task.name, "seed": seed, "mode": task.mode, "seconds": own.wall, "`tune`": test}
+    row: Row = {"task": task.name, "seed": seed, "mode": task.mode, "seconds": own.wall, OURS: test}
     print(f"{task.name} {seed}: `tune` {own.wall:.1f} s, {test:.4g}, by trial {own.winner}", flush=True)
-    if not _is_wide(task.name):
+    if _is_wide(task.name):
+        row["in hand"] = {OURS: [*in_hand(full_size(own.events), own.wall, task.mode)[:-1], test]}
+    else:
         row["in less"] = []
         for share in SHARES:
             less = hydro_rasda(task, seed, time_budget_s=share * own.wall)
@@ -218,6 +233,8 @@ def give_its_time(row: Row, task: Task, name: str) -> None:
     budgets = BUDGETS[:1] if _is_wide(task.name) else BUDGETS
     epochs = PEERS[name](task, row["seed"], budgets[-1] * row["seconds"])
     row[name] = [handed_back(epochs, budget * row["seconds"], task.mode) for budget in budgets]
+    if "in hand" in row:
+        row["in hand"][name] = in_hand(epochs, row["seconds"], task.mode)
     print(f"{task.name} {row['seed']}: {name} {row[name]}", flush=True)
 
 
@@ -234,11 +251,18 @@ def of_cells(folder: Path) -> list[Row]:
     for path in sorted(folder.glob("wide_*-asha-*.json")):
         cell, own = read(path), read(path.with_name(path.name.replace("asha", "tune")))
         row = {name: cell[name] for name in ("task", "seed", "mode")}
-        row |= {"seconds": own["wall"], "`tune`": own["winner"]["test"]}
-        asha = [Scored(at, score, test) for at, _, _, _, score, test in cell["events"] if score is not None]
+        row |= {"seconds": own["wall"], OURS: own["winner"]["test"]}
+        asha, ours = _epochs(cell), _epochs(own)
         row[IN_ONE_PROCESS] = [handed_back(asha, budget * own["wall"], cell["mode"]) for budget in BUDGETS]
+        before_the_end = in_hand(ours, own["wall"], cell["mode"])[:-1]
+        row["in hand"] = {OURS: [*before_the_end, row[OURS]], IN_ONE_PROCESS: in_hand(asha, own["wall"], cell["mode"])}
         rows.append(row)
     return rows
+
+
+def _epochs(cell: Row) -> list[Scored]:
+    """Return the epochs of full-size models that a cell of `benchmarks.vs_asha` holds, without those that diverged."""
+    return full_size(Event(*event) for event in cell["events"] if event[4] is not None)
 
 
 def _is_wide(task: str) -> bool:
@@ -258,8 +282,40 @@ def wins(rows: Sequence[Row], tests: Sequence[float | None]) -> int:
     as_good = 0
     for row, test in zip(rows, tests):
         sign = 1 if row["mode"] == "max" else -1
-        as_good += test is None or sign * (row["`tune`"] - test) >= 0
+        as_good += test is None or sign * (row[OURS] - test) >= 0
     return as_good
+
+
+def over_time(rows: Sequence[Row]) -> Iterator[list[str]]:
+    """Yield, for each wide task and search, the median test scores after each of `PARTS`, and where `tune` is ahead.
+
+    Searches are compared with the run of `tune` of their own row. A search without a model is behind.
+    """
+    there = [row for row in rows if "in hand" in row]
+    for task in dict.fromkeys(row["task"] for row in there):
+        for name in (OURS, *PEERS, IN_ONE_PROCESS):
+            pairs = [
+                [(row["mode"], *pair) for pair in zip(row["in hand"][OURS], row["in hand"][name], strict=True)]
+                for row in there
+                if row["task"] == task and name in row["in hand"]
+            ]
+            if pairs:
+                cells = [_at_a_time(of_part, name == OURS) for of_part in zip(*pairs)]
+                yield [TASK_NAMES[task], f"{len(pairs)}", name, *cells]
+
+
+def _at_a_time(pairs: Sequence[tuple[str, float | None, float | None]], is_own: bool) -> str:
+    """Return the median of the second score of each pair, and in how many the first is as good or better."""
+    known = [theirs for _, _, theirs in pairs if theirs is not None]
+    told = f"{median(known):.4g}" if known else "no model"
+    if is_own:
+        return told
+    signs = [1 if mode == "max" else -1 for mode, _, _ in pairs]
+    ahead = sum(
+        theirs is None or (ours is not None and sign * (ours - theirs) >= 0)
+        for sign, (_, ours, theirs) in zip(signs, pairs)
+    )
+    return f"{told} ({ahead} of {len(pairs)})"
 
 
 def markdown(result: Row) -> str:
@@ -272,12 +328,12 @@ def markdown(result: Row) -> str:
             middle = f"{median(known):.4g}" if known else "no model"
             shown.append(f"{middle} ({wins(rows, of_budget)} of {len(rows)})")
         shown += ["not run"] * (len(BUDGETS) - len(tests))
-        seconds, own = median(row["seconds"] for row in rows), median(row["`tune`"] for row in rows)
+        seconds, own = median(row["seconds"] for row in rows), median(row[OURS] for row in rows)
         found.append((TASK_NAMES[task], len(rows), f"{seconds:.3g}", f"{own:.4g}", name, *shown))
     measured = [row for row in result["rows"] if "in less" in row]
     for task in dict.fromkeys(row["task"] for row in measured):
         of_task = [row for row in measured if row["task"] == task]
-        whole = f"{median(row['`tune`'] for row in of_task):.4g}"
+        whole = f"{median(row[OURS] for row in of_task):.4g}"
         for i, share in enumerate(SHARES):
             over = median(row["in less"][i]["seconds"] - share * row["seconds"] for row in of_task)
             test = median(row["in less"][i]["test"] for row in of_task)
@@ -291,6 +347,11 @@ time that `tune` takes, and after four times it. In brackets: the seeds with whi
 better. On tasks of 48 trials, each search has one core.
 
 {columns(names, found)}
+
+What each search would hand back if it were stopped at a share of the time that `tune` takes, on wide tasks. In \
+brackets: the seeds with which `tune`, stopped then, is as good or better.
+
+{columns(["task", "seeds", "search", *(f"{part:.0%} of the time" for part in PARTS)], over_time(result["rows"]))}
 
 `time_budget_s` at a share of the time that the whole call takes, medians over seeds:
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from benchmarks.answers.answer import Answer, machines_of
 from benchmarks.replay import policies
-from benchmarks.replay.anytime import AHEAD as AHEAD_OF_ASHA
-from benchmarks.replay.anytime import IN_TIME, SHARES
+from benchmarks.replay.anytime import AHEAD, IN_TIME, RIVALS, SHARES
 from benchmarks.replay.live import agreement_with_live
 from benchmarks.replay.table import Table, pooled
 from benchmarks.replay.yardsticks import (
@@ -179,18 +178,19 @@ def _percent(row: PolicyRow) -> str:
 def anytime(folder: Path) -> Iterator[Answer]:
     """What a search has in hand if it is given part of the time of a whole one."""
     page = _page(folder)
-    costs = re.findall(f"{re.escape(AHEAD_OF_ASHA)}([0-9.]+)", page)
+    costs = {name: re.findall(f"{re.escape(AHEAD.format(rival=name))}([0-9.]+)", page) for name in RIVALS}
     rows = {cells[1]: cells[2:] for line in page.splitlines() if (cells := _cells(line))[:1] == ["second"]}
-    if not costs or not rows.keys() >= {*IN_TIME}:
+    if not all(costs.values()) or not rows.keys() >= {*IN_TIME}:
         return
-    first, at_once, theirs = (rows[name] for name in IN_TIME)
+    first, at_once, *theirs = (rows[name] for name in IN_TIME)
     ours = [*first[:-1], at_once[-1]]  # a budget for the whole search changes nothing
     yield Answer(
         "What is in hand if the time is short?",
-        f"From {max(costs, key=float)} full trainings on, a search of `tune` that is stopped has the better "
-        "model in the mean; before that, ASHA has.",
-        ("share of the time of a whole search", "regret of `tune`, in seeds' spreads", "of ASHA"),
-        [(f"{share:.0%}", *both) for share, *both in list(zip(SHARES, ours, theirs, strict=True))[::-1]],
+        "In the mean, a search of `tune` that is stopped has a better model than "
+        + " and ".join(f"{name} from {max(costs[name], key=float)}" for name in RIVALS)
+        + " full trainings on.",
+        ("share of the time of a whole search", "regret of `tune`, in seeds' spreads", *(f"of {r}" for r in RIVALS)),
+        [(f"{share:.0%}", *each) for share, *each in list(zip(SHARES, ours, *theirs, strict=True))[::-1]],
         [REPLAY],
         "recorded trainings",
     )

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 GRID = np.geomspace(0.25, 14, 300)
 """Costs at which curves are drawn, in full trainings."""
 LAST = 4.0
-"""Full trainings up to which today's rule is compared with ASHA at every cost."""
-AHEAD = "`tune` has less regret than ASHA from "
+"""Full trainings up to which today's rule is compared with others at every cost."""
+RIVALS = "ASHA", "random search"
+AHEAD = "`tune` has less regret than {rival} from "
 SHARES = np.array([0.25, 0.5, 0.75, 1])
 """Of the cost of a whole search by today's rule, at which methods are compared."""
 TIMED = """Regret if a search is given a share of the time that a whole search by today's rule takes, in standard
@@ -55,10 +56,10 @@ METHODS = {
     "no stopping in the sweep": DrawnPolicy(Tune(rule="none"), "#009E73", ":"),
     "Hydro: the best surrogate's alone": DrawnPolicy(swept(1), "#0072B2", "--"),
     "one epoch each, two to the end": DrawnPolicy(one_epoch(2), "#CC79A7"),
-    "two at random": DrawnPolicy(at_random(2), "#7F7F7F", "--"),
+    "random search": DrawnPolicy(at_random(14), "#7F7F7F", "--"),
     "ASHA": DrawnPolicy(asha, "#D55E00"),
 }
-IN_TIME = "the leader to its end first", "today: tune's defaults", "ASHA"
+IN_TIME = "the leader to its end first", "today: tune's defaults", *RIVALS
 
 
 def incumbents(search: Search) -> tuple[Floats, Ints, Ints]:
@@ -155,7 +156,9 @@ def page(tables: Mapping[str, Table], path: Path, resamples: int = RESAMPLES) ->
         return ""
     plot(panels, path)
     told = [
-        f"- {title[0].upper()}{title[1:]}: {AHEAD}{ahead_from(means)} trainings on." for title, means in panels.items()
+        f"- {title[0].upper()}{title[1:]}: {AHEAD.format(rival=rival)}{ahead_from(means, rival)} trainings on."
+        for title, means in panels.items()
+        for rival in RIVALS
     ]
     rows = []
     for which, half in zip(("first", "second"), halves(tables)):
@@ -165,9 +168,9 @@ def page(tables: Mapping[str, Table], path: Path, resamples: int = RESAMPLES) ->
     return "\n".join([*told, "", f"![Regret by cost of each method]({path.name})", "", TIMED, "", given])
 
 
-def ahead_from(curves: Mapping[str, Curve]) -> str:
-    """Return the cost from which on today's rule has less regret than ASHA, up to `LAST`."""
-    ours, theirs = curves["today: tune's defaults"].regret, curves["ASHA"].regret
+def ahead_from(curves: Mapping[str, Curve], rival: str) -> str:
+    """Return the cost from which on today's rule has less regret than another search, up to `LAST`."""
+    ours, theirs = curves["today: tune's defaults"].regret, curves[rival].regret
     behind = np.flatnonzero((ours >= theirs) & (GRID <= LAST))
     return f"{GRID[behind[-1] + 1 if len(behind) else 0]:.2f}"
 

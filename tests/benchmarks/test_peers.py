@@ -54,10 +54,25 @@ def test_a_wide_task_is_compared_with_what_asha_had_at_that_time(tmp_path: Path)
         [11.0, 1, 1, 2, 0.3, 0.4],
         [39.0, 1, 1, 3, 0.5, 0.1],
     ]
+    ours = [[2.0, 0, 0, 1, 0.1, 0.1], [4.0, 0, 1, 1, 0.8, 0.9], [7.0, 1, 1, 1, 0.6, 0.7], [8.0, 2, 1, 1, 0.9, 0.2]]
     (cells / "wide_lstm-asha-0.json").write_text(json.dumps({**own, "wall": 41.0, "events": events}))
-    (cells / "wide_lstm-tune-0.json").write_text(json.dumps({**own, "wall": 10.0, "winner": {"test": 0.5}}))
+    (cells / "wide_lstm-tune-0.json").write_text(
+        json.dumps({**own, "wall": 10.0, "winner": {"test": 0.5}, "events": ours})
+    )
     (row,) = peers.of_cells(cells)
-    assert row == {**own, "seconds": 10.0, "`tune`": 0.5, peers.IN_ONE_PROCESS: [0.8, 0.4]}
+    in_hand = {peers.OURS: [None, 0.9, 0.7, 0.5], peers.IN_ONE_PROCESS: [0.8, 0.8, 0.8, 0.8]}
+    assert row == {
+        **own,
+        "seconds": 10.0,
+        peers.OURS: 0.5,
+        peers.IN_ONE_PROCESS: [0.8, 0.4],
+        "in hand": in_hand,
+    }
+    shown = [cells for _, _, *cells in peers.over_time([row])]
+    assert shown == [
+        [peers.OURS, "no model", "0.9", "0.7", "0.5"],
+        [peers.IN_ONE_PROCESS, "0.8 (0 of 1)", "0.8 (0 of 1)", "0.8 (1 of 1)", "0.8 (1 of 1)"],
+    ]
     assert "ASHA, one after another | 0.8 (1 of 1) | 0.4 (0 of 1) |" in peers.markdown(
         {"environment": WHERE, "rows": [row]}
     )

@@ -68,7 +68,7 @@ def test_before_anything_is_trained_at_full_width_there_is_nothing_in_hand() -> 
 
 def test_a_leader_that_trains_to_its_end_first_is_in_hand_sooner() -> None:
     """8 configurations whose surrogates rank as full size does: the leader ends before others begin."""
-    first, at_once, _ = in_time(noisy(0.2), resamples=5)
+    first, at_once, *_ = in_time(noisy(0.2), resamples=5)
     assert first[1] == pytest.approx(at_once[-1])
     assert first[1] + 0.5 < at_once[1]
 
@@ -77,6 +77,6 @@ def test_from_where_on_it_is_ahead_of_asha() -> None:
     """The latest cost at which it is not counts; a method that is equal is not ahead, nor what comes after `LAST`."""
     flat, later = np.ones_like(GRID), np.where(GRID < 2, 2.0, np.where(LAST < GRID, 2.0, 0.5))
     ours, asha_ = "today: tune's defaults", "ASHA"
-    assert float(ahead_from({ours: Curve(later, []), asha_: Curve(flat, [])})) == pytest.approx(2, abs=0.03)
-    assert float(ahead_from({ours: Curve(flat / 2, []), asha_: Curve(flat, [])})) == GRID[0]
-    assert float(ahead_from({ours: Curve(flat, []), asha_: Curve(flat, [])})) == LAST
+    assert float(ahead_from({ours: Curve(later, []), asha_: Curve(flat, [])}, asha_)) == pytest.approx(2, abs=0.03)
+    assert float(ahead_from({ours: Curve(flat / 2, []), asha_: Curve(flat, [])}, asha_)) == GRID[0]
+    assert float(ahead_from({ours: Curve(flat, []), asha_: Curve(flat, [])}, asha_)) == LAST
