@@ -56,6 +56,7 @@ def units(path: Path) -> list[str]:
     return [line["key"] for line in journal(path) if line["event"] == "unit"]
 
 
+@pytest.mark.slow
 def test_one_device_gives_the_answer_of_the_local_backend(quick: Quick) -> None:
     """On a Ray that the call starts and stops itself."""
     assert not ray.is_initialized()

@@ -186,7 +186,8 @@ def reports_of_cases(rank: int, world: int) -> list[Any]:
     return [rank_reports(rank, world, problem(train, kind), CONFIGS[name], {}) for train, kind, name in CASES]
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
 def test_the_first_ranks_train_as_one_process_with_the_batch_that_was_tuned(world: int) -> None:
     first, *others = on_ranks(world, reports_of_cases)
     assert len(first) == len(CASES)

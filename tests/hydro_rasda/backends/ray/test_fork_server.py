@@ -209,6 +209,7 @@ def end(processes: list[subprocess.Popen[bytes]]) -> None:
         process.wait()
 
 
+@pytest.mark.slow
 def test_a_job_trains_what_its_modules_say_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server keeps what it has imported, so that the next job gets a server of its own."""
     monkeypatch.setattr(fork_client, "_private_folder", lambda: str(tmp_path))
@@ -231,6 +232,7 @@ def test_a_job_trains_what_its_modules_say_now(tmp_path: Path, monkeypatch: pyte
     assert [version for _, version in told] == ["old", "edited"]
 
 
+@pytest.mark.slow
 def test_the_server_ends_with_its_guardian_that_nobody_waits_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
