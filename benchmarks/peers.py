@@ -279,54 +279,44 @@ def compared(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row], list[li
 
 def wins(rows: Sequence[Row], tests: Sequence[float | None]) -> int:
     """Count the seeds with which `tune` hands back a test score that is as good or better."""
-    as_good = 0
-    for row, test in zip(rows, tests):
-        sign = 1 if row["mode"] == "max" else -1
-        as_good += test is None or sign * (row[OURS] - test) >= 0
-    return as_good
+    return sum(_is_as_good(row["mode"], row[OURS], test) for row, test in zip(rows, tests))
+
+
+def _is_as_good(mode: str, ours: float | None, theirs: float | None) -> bool:
+    """Tell whether a score is as good or better than another one; a search without a model is behind."""
+    return theirs is None or (ours is not None and (ours >= theirs if mode == "max" else ours <= theirs))
 
 
 def over_time(rows: Sequence[Row]) -> Iterator[list[str]]:
     """Yield, for each wide task and search, the median test scores after each of `PARTS`, and where `tune` is ahead.
 
-    Searches are compared with the run of `tune` of their own row. A search without a model is behind.
+    Searches are compared with the run of `tune` of their own row.
     """
-    there = [row for row in rows if "in hand" in row]
-    for task in dict.fromkeys(row["task"] for row in there):
+    with_parts = [row for row in rows if "in hand" in row]
+    for task in dict.fromkeys(row["task"] for row in with_parts):
         for name in (OURS, *PEERS, IN_ONE_PROCESS):
-            pairs = [
-                [(row["mode"], *pair) for pair in zip(row["in hand"][OURS], row["in hand"][name], strict=True)]
-                for row in there
-                if row["task"] == task and name in row["in hand"]
-            ]
-            if pairs:
-                cells = [_at_a_time(of_part, name == OURS) for of_part in zip(*pairs)]
-                yield [TASK_NAMES[task], f"{len(pairs)}", name, *cells]
+            if there := [row for row in with_parts if row["task"] == task and name in row["in hand"]]:
+                cells = [_cell(there, name, part) for part in range(len(PARTS))]
+                yield [TASK_NAMES[task], f"{len(there)}", name, *cells]
 
 
-def _at_a_time(pairs: Sequence[tuple[str, float | None, float | None]], is_own: bool) -> str:
-    """Return the median of the second score of each pair, and in how many the first is as good or better."""
-    known = [theirs for _, _, theirs in pairs if theirs is not None]
-    told = f"{median(known):.4g}" if known else "no model"
-    if is_own:
-        return told
-    signs = [1 if mode == "max" else -1 for mode, _, _ in pairs]
-    ahead = sum(
-        theirs is None or (ours is not None and sign * (ours - theirs) >= 0)
-        for sign, (_, ours, theirs) in zip(signs, pairs)
-    )
-    return f"{told} ({ahead} of {len(pairs)})"
+def _cell(rows: Sequence[Row], name: str, part: int) -> str:
+    """Return the median score of a search after one of `PARTS`, and in how many rows `tune` is as good or better."""
+    ours, theirs = ([row["in hand"][of][part] for row in rows] for of in (OURS, name))
+    ahead = sum(_is_as_good(row["mode"], *pair) for row, *pair in zip(rows, ours, theirs))
+    return _middle(theirs) if name == OURS else f"{_middle(theirs)} ({ahead} of {len(rows)})"
+
+
+def _middle(tests: Sequence[float | None]) -> str:
+    known = [test for test in tests if test is not None]
+    return f"{median(known):.4g}" if known else "no model"
 
 
 def markdown(result: Row) -> str:
     """A line for each task and peer; then one for each task and share of the time."""
     where, found, less = result["environment"], [], []
     for task, name, rows, tests in compared(result["rows"]):
-        shown = []
-        for of_budget in tests:
-            known = [test for test in of_budget if test is not None]
-            middle = f"{median(known):.4g}" if known else "no model"
-            shown.append(f"{middle} ({wins(rows, of_budget)} of {len(rows)})")
+        shown = [f"{_middle(of_budget)} ({wins(rows, of_budget)} of {len(rows)})" for of_budget in tests]
         shown += ["not run"] * (len(BUDGETS) - len(tests))
         seconds, own = median(row["seconds"] for row in rows), median(row[OURS] for row in rows)
         found.append((TASK_NAMES[task], len(rows), f"{seconds:.3g}", f"{own:.4g}", name, *shown))
@@ -349,9 +339,9 @@ better. On tasks of 48 trials, each search has one core.
 {columns(names, found)}
 
 What each search would hand back if it were stopped at a share of the time that `tune` takes, on wide tasks. In \
-brackets: the seeds with which `tune`, stopped then, is as good or better.
+brackets: the runs in which `tune`, stopped then, is as good or better.
 
-{columns(["task", "seeds", "search", *(f"{part:.0%} of the time" for part in PARTS)], over_time(result["rows"]))}
+{columns(["task", "runs", "search", *(f"{part:.0%} of the time" for part in PARTS)], over_time(result["rows"]))}
 
 `time_budget_s` at a share of the time that the whole call takes, medians over seeds:
 
