@@ -38,6 +38,8 @@ SAMPLED_WITH = 0
 """The run seed whose configurations are recorded, with every seed of training, unless another one is asked for."""
 MOST = 16
 """A group's most members, so that little is lost where recording stops."""
+WITHOUT_COOLDOWNS = (1 / 2,)
+"""Widths at which no cooldowns are recorded: no rule of the sweep compares models that wide."""
 
 
 @dataclass(frozen=True)
@@ -276,9 +278,10 @@ def _extend(task: Task, table: Table, widths: Sequence[float], of: Sequence[int]
         for seed, at in places.items():
             for numbers in groups(about.configs, missing[seed], most):
                 members = {n: about.configs[n] for n in numbers}
-                curves = train(task, members, width, seed, branches=about.branches)
+                branches = () if width in WITHOUT_COOLDOWNS else about.branches
+                curves = train(task, members, width, seed, branches=branches)
                 table.scores[at][numbers], table.seconds[at][numbers] = curves.scores, curves.seconds
-                table.cooled[at][numbers] = curves.cooled
+                table.cooled[at][numbers] = curves.cooled if branches else math.nan
                 save(table, folder)
                 left, spent = int((~table.recorded[at]).sum()), time.perf_counter() - began
                 print(f"{spent:6.0f} s: {task.name}, width {width:g}, seed {seed}: {left} left", flush=True)
