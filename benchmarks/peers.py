@@ -319,7 +319,16 @@ def markdown(result: Row) -> str:
         shown = [f"{_middle(of_budget)} ({wins(rows, of_budget)} of {len(rows)})" for of_budget in tests]
         shown += ["not run"] * (len(BUDGETS) - len(tests))
         seconds, own = median(row["seconds"] for row in rows), median(row[OURS] for row in rows)
-        found.append((TASK_NAMES[task], len(rows), f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}", f"{own:.4g}", name, *shown))
+        found.append(
+            (
+                TASK_NAMES[task],
+                len(rows),
+                f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}",
+                f"{own:.4g}",
+                name,
+                *shown,
+            )
+        )
     measured = [row for row in result["rows"] if "in less" in row]
     for task in dict.fromkeys(row["task"] for row in measured):
         of_task = [row for row in measured if row["task"] == task]

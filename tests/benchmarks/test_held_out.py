@@ -39,7 +39,7 @@ def test_regret_under_cost_is_read_off_the_page_of_the_replay(tmp_path: Path) ->
     rows = [f"| second | {name} | 5 | {middle} | 2 | 1 |" for name, middle in zip(IN_TIME, (3, 4, 6, 7), strict=True)]
     (tmp_path / "replay.md").write_text("\n".join([*told, "| first | ASHA | 9 | 9 | 9 | 9 |", *rows]))
     (found,) = anytime(tmp_path)
-    assert "a better model than ASHA from 0.66 and random search from 0.66 full trainings on" in found.meaning
+    assert found.meaning.endswith("and than random search from 0.66 full trainings on.")
     assert found.rows == [
         ("100%", "1", "1", "1"),
         ("75%", "2", "2", "2"),
