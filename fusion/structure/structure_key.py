@@ -104,6 +104,9 @@ def _told(here: Hashable, there: Hashable) -> str:
             return str(value[1])
     if all(isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) for value in (here, there)):
         return "other values"
+    if isinstance(here, tuple) and isinstance(there, tuple) and len(here) == len(there) and isinstance(here[-1], bool):
+        both = zip(_OF_TENSOR[-len(here) :], here, there)
+        return ", ".join(f"{name} {ours} against {theirs}" for name, ours, theirs in both if ours != theirs)
     return f"{here} against {there}"
 
 
@@ -142,3 +145,5 @@ _WRAPPERS = {
 """Beginning of a class's name -> the message about a module with such a class."""
 
 _ABSENT = object()
+_OF_TENSOR = ("kind", "type", "shape", "dtype", "requires_grad")
+"""The parts of a tensor's value in a key; the kind is that of a registered one, "parameter" or "buffer"."""
