@@ -46,6 +46,10 @@ def in_place(x: Tensor) -> Tensor:
     return x + torch.empty_like(x).uniform_() + x.new_empty(6, 1).bernoulli_(0.5)
 
 
+def laplace(x: Tensor) -> Tensor:
+    return torch.distributions.Laplace(x, x.exp()).rsample()
+
+
 FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
     "dropout": (lambda x: F.dropout(x, 0.4), ROWS),
     "dropout-in-place": (lambda x: F.dropout(x * 2, 0.4, inplace=True), ROWS),
@@ -64,7 +68,9 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
     "gumbel": (lambda x: F.gumbel_softmax(x, hard=True), ROWS),
     "distribution": (lambda x: torch.distributions.Normal(x, 1.0).rsample(), ROWS),
     "beta": (lambda x: torch.distributions.Beta(x.exp(), x.exp()).rsample(), ROWS),
-    "laplace": (lambda x: torch.distributions.Laplace(x, x.exp()).rsample(), ROWS),
+    "laplace": (laplace, ROWS),
+    "laplace-twice": (lambda x: torch.distributions.Laplace(x, x.exp()).rsample((2,)).sum(0) + laplace(x), ROWS),
+    "counts": (lambda x: laplace(x) * torch.distributions.Multinomial(5, logits=x).sample(), ROWS),
     "gamma": (lambda x: torch.distributions.Gamma(x.exp(), x.exp()).rsample(), ROWS),
     "attention": (attend, SEQUENCES),
     "masked-attention": (masked, SEQUENCES),

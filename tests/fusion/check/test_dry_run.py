@@ -108,9 +108,12 @@ def test_module_and_line_are_named(build: Any, module: str, code: str) -> None:
 
 
 def test_hooks_on_a_backward_pass_are_named_and_run_for_each_member() -> None:
+    def halved(part: nn.Module, given: Any, out: Any) -> Any:
+        return (0.5 * out[0],)
+
     models = [net(nn.Identity()) for _ in range(2)]
     for model in models:
-        model.get_submodule("2").register_full_backward_hook(lambda part, given, out: (0.5 * out[0],))
+        model.get_submodule("2").register_full_backward_hook(halved)
     fused = fuse(models)
     with pytest.warns(FusionWarning, match=r"`return F.cross_entropy.*`: it has a hook on a module's backward pass"):
         dry_run(fused, loss, BATCH)
