@@ -279,7 +279,7 @@ class Worker:
         raise NotImplementedError
 
     def _with_history(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        plain = tree_map(_plain, dict(metrics))
+        plain: dict[str, Any] = tree_map(_plain, dict(metrics))
         plain.setdefault("workers", self.world_size)
         if self._global_batch_size is not None:
             plain.setdefault(GLOBAL_BATCH, self._global_batch_size)
