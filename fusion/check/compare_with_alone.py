@@ -279,10 +279,11 @@ def restored(fused: FusedModel) -> Iterator[None]:
 def _values(result: Any) -> tuple[dict[str, Tensor], frozenset[str]]:
     """Return an objective's results by their place in the nesting, and the places of results without a gradient.
 
-    Results without a gradient are metrics, such as an accuracy.
+    Results without a gradient are metrics, such as an accuracy. If none is recorded, losses have none either, and all
+    results must agree.
     """
     leaves = [(f"value{keystr(path)}", torch.as_tensor(leaf)) for path, leaf in tree_flatten_with_path(result)[0]]
-    counted = frozenset(name for name, leaf in leaves if not leaf.requires_grad)
+    counted = frozenset(name for name, leaf in leaves if torch.is_grad_enabled() and not leaf.requires_grad)
     return {name: leaf.detach() for name, leaf in leaves}, counted
 
 

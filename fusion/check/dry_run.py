@@ -212,9 +212,9 @@ def _fails_in_evaluation(
 
     Return None otherwise.
     """
-    if fused.K == 1 or not fused.training:
+    if fused.K == 1:
         return None
-    modes = snapshot(fused.template)
+    training, modes = fused.training, snapshot(fused.template)
     try:
         with torch.no_grad():
             fused.train(False)
@@ -225,7 +225,7 @@ def _fails_in_evaluation(
             return None if _attempt(fused, objective, batch, own_data) else failure
     finally:
         fused.one_by_one = False
-        fused.train()
+        fused.train(training)
         put_back(fused.template, modes)
 
 
@@ -240,8 +240,8 @@ def _counts_padding(fused: FusedModel, objective: Objective, batch: Any) -> Exce
                 check_members(fused, objective, batch)
             except FusionMismatch:
                 return CountsPadding(
-                    f"its padded places count in evaluation, where `{path}` alone makes zeros of them: leave them out, "
-                    "or set its `use_nested_tensor = False`"
+                    f"its padded places count in evaluation, where `{path or type(part).__name__}` alone makes zeros "
+                    "of them: leave them out, or set its `use_nested_tensor = False`"
                 )
             break
     return None
@@ -323,6 +323,8 @@ _WORDS = {
     "doesn't have storage": "it hands a tensor to NumPy, but each member has another",
     "doesn't work on out=": "it writes by `out=`, for which vmap has no rule",
     "setup_context": "it hands a function to a torch.autograd.Function that has no `setup_context` and no `vmap`",
+    "randomness error mode": "it draws numbers without a rule for members, as from a `torch.Generator` of its own",
+    "setting up backward hooks": "it has a hook on a module's backward pass (`register_full_backward_hook`)",
     "may have escaped": "its torch.autograd.Function computes with a tensor of the model: hand it to `apply`",
 }
 """Maps a part of torch's error message to a description of what the model does."""

@@ -71,8 +71,13 @@ def at_once(
         result, rebound = tree_map(mode.of_each, (result, dict(rebound)))
         return tree_map(_as_tensor, result), rebound
 
-    with mode, functions_member_by_member(streams), no_warnings_of_loops():
-        result, rebound = torch.func.vmap(each, randomness="error")(readable(tensors), scalars_K, index_K, [*rows_K])
+    over_members = torch.func.vmap(each, randomness="error")
+    try:
+        with mode, functions_member_by_member(streams), no_warnings_of_loops():
+            result, rebound = over_members(readable(tensors), scalars_K, index_K, [*rows_K])
+    except RuntimeError as error:
+        error.add_note("If one module alone runs, vmap cannot follow it: call `fusion.dry_run`, which finds a way.")
+        raise
     return result, rebound
 
 

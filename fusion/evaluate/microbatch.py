@@ -121,7 +121,8 @@ def backward(
         weight: Further factor of a loss that is a mean over the samples.
         apart: Context for each part but the last, such as DDP's `no_sync`, so that ranks average gradients once.
         scaled: Scales the losses before their backward pass, such as `LossScale.apply`.
-        gradients: Returns all gradients so far. It is needed if there are several parts and the loss has a weight.
+        gradients: Returns all gradients so far, of this batch alone, as they are rescaled. It is needed if there are
+            several parts and the loss has a weight.
         over_ranks: Averages the weight of this rank's batch over all ranks whose gradients are averaged.
 
     Returns:

@@ -24,7 +24,7 @@ from fusion.members.hooks import run_hooks
 from fusion.members.member_indices import copy_rows, member_indices, member_pairs, member_rows
 from fusion.members.rows import FlatParameters, make_dense
 from fusion.streams import Streams
-from fusion.structure import FloatSlot, FusionKey, check_same, describe
+from fusion.structure import FloatSlot, FusionKey, check_same, describe, of_present
 from fusion.structure.module_parts import (
     TensorTree,
     bound,
@@ -294,7 +294,6 @@ class FusedModel(StackedTensors):
     gradient, because no member's loss depends on another's parameters.
 
     Attributes:
-        key: The `fusion_key` of every member.
         streams: Generators of each member's random numbers, see `seed`.
         changes: Number of times that tensors were replaced by others. Recorded steps, which keep addresses, read it.
         written: Parameters that forward itself writes to, such as a momentum encoder's; `dry_run` finds them.
@@ -317,13 +316,17 @@ class FusedModel(StackedTensors):
         overlapping: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__(own, common)
-        self.key, self.one_by_one = key, one_by_one
-        self.overlapping = overlapping
+        self._key, self.one_by_one, self.overlapping = key, one_by_one, overlapping
         self.updated_in_turn = True
         self.streams = Streams(len(members))
         self.own_values = OwnValues(len(members))
         self.written: frozenset[str] = frozenset()
         self._set_members(members)
+
+    @property
+    def key(self) -> FusionKey:
+        """Return the `fusion_key` of every member."""
+        return of_present(self._key, {**self.shared, **self.stacked_buffers, **self.stacked})
 
     @property
     def settings(self) -> dict[str, Tensor]:

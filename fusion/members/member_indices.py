@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusion.argument_checks import refusal, require
+from fusion.argument_checks import plain, refusal, require
 
 
 def member_indices(indices: Sequence[int], K: int, name: str = "indices") -> list[int]:
@@ -58,6 +58,7 @@ def copy_rows(tensor_K: Tensor, targets: Sequence[int], sources: Sequence[int]) 
 
 
 def _index(name: str, value: object) -> int:
+    value = plain(value)
     try:
         # A bool is refused: a mask such as [False, True] would otherwise mean the members 0 and 1.
         if not isinstance(value, bool):

@@ -293,11 +293,14 @@ class OptimizerState:
         self._lr_KP = lr_K[:, None] * self._lr_multipliers_KP.cpu()
         self._decay_KP = decay_K[:, None] * self._decay_multipliers_KP.cpu()
         self._compare_histories()
-        self._move(self.fused.stacked[self.names[0]].device, force=True)
+        self._move(self.fused.stacked[self.names[0]], force=True)
 
-    def _move(self, device: torch.device, *, force: bool = False) -> None:
-        if self.steps_KP.device == device and not force:
+    def _move(self, first: Tensor, *, force: bool = False) -> None:
+        """Follow the parameters, of which `first` is one, to another device or dtype."""
+        device = first.device
+        if not force and self.steps_KP.device == device and self._dtype == first.dtype:
             return
+        self._dtype: torch.dtype = first.dtype
         self.steps_KP, self.lr_factor_K = self.steps_KP.to(device), self.lr_factor_K.to(device)
         if self._schedule_SK is not None:
             self._schedule_SK, self._next = self._schedule_SK.to(device), self._next.to(device)
@@ -307,8 +310,8 @@ class OptimizerState:
             # The vectors are views, so that a rule that updates them writes into the table.
             run.vectors |= zip(LEARNED.get(run.kind, ()), self._estimates_K3[run.start : run.stop].split(1, 1))
         for key, rows in self._moments.items():
-            if any(values.device != device for values in rows.blocks.values()):
-                parts = {name: values.to(device) for name, values in rows.parts.items()}
+            parts = {name: values.to(self.fused.stacked[name]) for name, values in rows.parts.items()}
+            if any(part is not rows.parts[name] for name, part in parts.items()):
                 self._moments[key] = Rows.of(layout_of(parts, self.fused.parts), parts)
         self.changes += 1
         self._tiles: dict[Hashable, list[Tile]] = {}

@@ -68,7 +68,7 @@ class Apart:
             yield
 
     def _take(self, views: Mapping[str, Tensor]) -> None:
-        moved = {p.device for p in self._parameters.values()} != {view.device for view in views.values()}
+        moved = any((p.device, p.dtype) != (views[n].device, views[n].dtype) for n, p in self._parameters.items())
         for name, parameter in self._parameters.items():
             parameter.data = views[name].detach()
         if moved:

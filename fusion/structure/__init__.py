@@ -2,7 +2,14 @@
 
 from fusion.structure.float_slots import FloatSlot
 from fusion.structure.signature import HOOK, UNKNOWN, describe
-from fusion.structure.structure_key import FusionKey, check_module, check_same, fusion_key, hidden_by_wrapper
+from fusion.structure.structure_key import (
+    FusionKey,
+    check_module,
+    check_same,
+    fusion_key,
+    hidden_by_wrapper,
+    of_present,
+)
 
 __all__ = [
     "HOOK",
@@ -14,4 +21,5 @@ __all__ = [
     "describe",
     "fusion_key",
     "hidden_by_wrapper",
+    "of_present",
 ]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fusion.argument_checks import refusal, require
 from fusion.structure.signature import UNKNOWN, describe
@@ -42,6 +42,15 @@ def fusion_key(module: nn.Module, *extra: Hashable) -> FusionKey:
         except TypeError:
             raise ValueError(refusal(f"extra[{i}]", value, "hashable, such as a number, a text or a tuple")) from None
     return (*describe(module).entries, *((f"extra[{i}]", value) for i, value in enumerate(extra)))
+
+
+def of_present(key: FusionKey, tensors: Mapping[str, Tensor]) -> FusionKey:
+    """Return `key` with the dtypes that tensors have now, by name, and whether they need gradients."""
+    now = {name: (str(tensor.dtype), tensor.requires_grad) for name, tensor in tensors.items()}
+    return tuple(
+        (path, (*value[:3], *now[path]) if path in now and isinstance(value, tuple) and len(value) == 5 else value)
+        for path, value in key
+    )
 
 
 def check_module(module: object) -> None:
@@ -104,6 +113,9 @@ def _told(here: Hashable, there: Hashable) -> str:
             return str(value[1])
     if all(isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) for value in (here, there)):
         return "other values"
+    if isinstance(here, tuple) and isinstance(there, tuple) and len(here) == len(there) and isinstance(here[-1], bool):
+        both = zip(_OF_TENSOR[-len(here) :], here, there)
+        return ", ".join(f"{name} {ours} against {theirs}" for name, ours, theirs in both if ours != theirs)
     return f"{here} against {there}"
 
 
@@ -142,3 +154,5 @@ _WRAPPERS = {
 """Beginning of a class's name -> the message about a module with such a class."""
 
 _ABSENT = object()
+_OF_TENSOR = ("kind", "type", "shape", "dtype", "requires_grad")
+"""The parts of a tensor's value in a key; the kind is that of a registered one, "parameter" or "buffer"."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset, DistributedSampler
 
 from hydro_rasda.common.argument_checks import check_flag, check_int, require
@@ -278,10 +279,7 @@ class Worker:
         raise NotImplementedError
 
     def _with_history(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        plain = {
-            key: value.item() if isinstance(value, Tensor | np.generic) and math.prod(value.shape) == 1 else value
-            for key, value in metrics.items()
-        }
+        plain: dict[str, Any] = tree_map(_plain, dict(metrics))
         plain.setdefault("workers", self.world_size)
         if self._global_batch_size is not None:
             plain.setdefault(GLOBAL_BATCH, self._global_batch_size)
@@ -300,3 +298,10 @@ class Worker:
         """Return the state to save: the training function's own state, and the worker's."""
         rescaled = [r.state_dict() for r in self._rescaled]
         return {"state": state, "iteration": self.iteration, "rescaled": rescaled, "measured": self._measured}
+
+
+def _plain(value: Any) -> Any:
+    """Return the numbers of a tensor or of NumPy as Python's own: another process could not open a tensor's memory."""
+    if isinstance(value, Tensor | np.generic):
+        return value.item() if math.prod(value.shape) == 1 else value.tolist()
+    return value

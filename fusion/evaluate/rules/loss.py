@@ -24,7 +24,8 @@ def cross_entropy(
 ) -> Any:
     """`F.cross_entropy` with class indices, input [N, C, ...] or [C], and target [N, ...] or []."""
     weighted_by_member = weight is not None and weight.dim is not None
-    if target.value.is_floating_point() or weighted_by_member or size_average is not None or reduce is not None:
+    unusual = size_average is not None or reduce is not None or reduction not in ("none", "mean", "sum")
+    if target.value.is_floating_point() or weighted_by_member or unusual:
         return NotImplemented
     logits_K, target_K = input.lead(K), target.lead(K)
     if target_K.dtype == torch.uint8:

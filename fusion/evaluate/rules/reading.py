@@ -27,9 +27,9 @@ def number(kind: Callable[[Any], Any]) -> Rule:
     """
 
     def rule(K: int, tensor: Member) -> Any:
-        if tensor.dim is None or not vars(tensor.value).get("held") or tensor.value.dim() > 1:
+        if tensor.dim is None or not vars(tensor.value).get("held") or tensor.value.numel() != K:
             return NotImplemented
-        first = tensor.value[0].item()
+        first = tensor.value.flatten()[0].item()
         if not bool((tensor.value == first).all()):
             raise RuntimeError(f"it makes a number of a counter, but members have counted {tensor.value.tolist()}")
         return kind(first)

@@ -149,7 +149,8 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
     ) -> Any:
         kwargs = kwargs or {}
         if self._own:
-            args, kwargs = tree_map(self.of_each, (args, kwargs))
+            # A size stays whole: `x.new(size)` makes a tensor of that size, but of a tuple one with its numbers.
+            args, kwargs = tree_map(self.of_each, (args, kwargs), is_leaf=lambda x: isinstance(x, torch.Size))
         first: Any = args[0] if args else None
         if self._is_fresh(first) and _writes(func):
             own = fold(_one_for_each, args, kwargs, draws=_draws(func, args, kwargs))

@@ -160,9 +160,9 @@ def _follow(head: Connection, actors: RankActors, order: tuple[str, Any, dict[st
     job, pid = order[2], None
     iterations, heard = HangDetector("no iteration was over", job["timeout_s"]), time.monotonic()
     while True:
+        if actors.failed():  # looked for at each report: rank 0 may not wait for the others
+            raise RuntimeError(_diagnosis(job, actors, _final_message(head, pid)))
         if not wait([head], timeout=_LOOK_S):
-            if actors.failed():
-                raise RuntimeError(_diagnosis(job, actors, _final_message(head, pid)))
             if time.monotonic() - heard > iterations.patience:
                 raise RuntimeError(_diagnosis(job, actors, ("silent", iterations.told, "", pid)))
             continue

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from fusion import FusionMismatch, FusionWarning, dry_run, fuse, fused_optimizer
-from tests.fusion.training import Both
+from tests.fusion.training import Both, assert_same_gradients
 
 # Seeded, for one test needs a branch that some members take and others do not.
 X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
@@ -95,6 +95,9 @@ OBSTACLES = [
 @pytest.mark.parametrize(("build", "module", "code"), OBSTACLES, ids=["branch", "item", "custom"])
 def test_module_and_line_are_named(build: Any, module: str, code: str) -> None:
     fused = fuse([build() for _ in range(3)])
+    with pytest.raises(RuntimeError) as raised:
+        fused.map(loss, BATCH)
+    assert "call `fusion.dry_run`" in raised.value.__notes__[0]
     with pytest.warns(FusionWarning, match=rf"members train one after another, module {module} at .*:\d+ `") as told:
         obstacle = dry_run(fused, loss, BATCH)
     assert told[0].filename == __file__
@@ -102,6 +105,22 @@ def test_module_and_line_are_named(build: Any, module: str, code: str) -> None:
     assert code in obstacle.code
     assert obstacle.location.rsplit(":", 1)[0].endswith(".py")
     assert fused.one_by_one
+
+
+def test_hooks_on_a_backward_pass_are_named_and_run_for_each_member() -> None:
+    def halved(part: nn.Module, given: Any, out: Any) -> Any:
+        return (0.5 * out[0],)
+
+    models = [net(nn.Identity()) for _ in range(2)]
+    for model in models:
+        model.get_submodule("2").register_full_backward_hook(halved)
+    fused = fuse(models)
+    with pytest.warns(FusionWarning, match=r"`return F.cross_entropy.*`: it has a hook on a module's backward pass"):
+        dry_run(fused, loss, BATCH)
+    fused.map(loss, BATCH).sum().backward()
+    for model in models:
+        loss(model, BATCH).backward()
+    assert_same_gradients(fused, models)
 
 
 @pytest.mark.filterwarnings("ignore::fusion.FusionWarning")
@@ -550,7 +569,7 @@ def test_padding_that_counts_in_evaluation_alone_is_found_before_training(counte
     norm.eval()
 
     def objective(model: Any, batch: Tensor) -> Tensor:
-        out: Tensor = model(batch).square().mean()
+        out: Tensor = 1 + 0.1 * model(batch).square().mean()  # the difference is smaller than a step of a metric
         return out
 
     told = pytest.warns(FusionWarning, match=r"padded places .* `encoder` .* `use_nested_tensor = False`")
@@ -558,6 +577,10 @@ def test_padding_that_counts_in_evaluation_alone_is_found_before_training(counte
         dry_run(fused, objective, X)
     assert fused.one_by_one == counted
     assert [part.training for part in (fused, fused.template, norm)] == [True, True, False]
+    again = fuse(models).eval()
+    with told if counted else nullcontext():
+        dry_run(again, objective, X)
+    assert not any(part.training for part in (again, again.template))
     for model in models:
         model.eval()
     with torch.no_grad():

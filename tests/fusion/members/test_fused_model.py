@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusion import FusedModel, dry_run, fuse
+from fusion import FusedModel, dry_run, fuse, fusion_key
 from tests.fusion.evaluate.test_per_member_floats import Multiply
 from tests.fusion.training import assert_same_gradients, assert_same_states
 
@@ -240,6 +240,20 @@ def test_concat_joins_and_parts_what_was_shared() -> None:
     assert "frozen.weight" in fused.stacked
     for k, model in enumerate(first + second):
         assert_same(fused.unfuse(k), model)
+
+
+def test_concat_compares_tensors_as_they_are_now() -> None:
+    models = [nn.Linear(2, 3).double() for _ in range(3)]
+    fused, other = fuse([model.float() for model in models[:2]]), fuse(models[2:])
+    with pytest.raises(ValueError, match=r"weight: dtype torch\.float32 against torch\.float64"):
+        fused.concat(other)
+    fused.double()
+    fused.concat(other)
+    assert fused.key == other.key == fusion_key(fused.unfuse(0))
+    assert_same(fused.unfuse(2), models[2])
+    other.requires_grad_(False)
+    with pytest.raises(ValueError, match="requires_grad True against False"):
+        fused.concat(other)
 
 
 def test_concat_leaves_the_other_model_as_it_is() -> None:

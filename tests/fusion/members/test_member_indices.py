@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,14 @@ def test_indices_count_from_the_end_like_a_list() -> None:
 def test_indices_out_of_range(index: int) -> None:
     with pytest.raises(IndexError, match=rf"`indices` has {index}, but must be in \[-4, 4\)"):
         member_indices([0, index], 4)
+
+
+@pytest.mark.parametrize("mask", [[True, False], torch.tensor([True, False]), list(np.array([True, False]))])
+def test_a_mask_is_no_list_of_indices(mask: Any) -> None:
+    with pytest.raises(ValueError, match="`indices` is True, but must be an integer, or a list of them"):
+        member_indices(mask, 2)
+    order: Any = torch.tensor([1, 0])
+    assert member_indices(order, 2) == member_indices(list(order.numpy()), 2) == [1, 0]
 
 
 @pytest.mark.parametrize("value", [0.5, [0.5, 0.5], torch.tensor([0.5, 0.5]), torch.tensor(0.5)])

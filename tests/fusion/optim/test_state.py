@@ -64,10 +64,10 @@ def made(config: dict[str, Any], *, frozen: bool = False, alike: bool = False) -
     return fused, fused_optimizer(fused, [config] * K)
 
 
-def train(fused: FusedModel, opt: FusedOptimizer, steps: int = 3) -> None:
+def train(fused: FusedModel, opt: FusedOptimizer, steps: int = 3, batch: tuple[Tensor, Tensor] = (X, Y)) -> None:
     for _ in range(steps):
         opt.zero_grad()
-        fused.map(objective, (X, Y)).sum().backward()
+        fused.map(objective, batch).sum().backward()
         opt.step()
 
 
@@ -96,6 +96,24 @@ def test_a_copy_of_a_model_and_its_optimizer_goes_on_alike(
     with opt.evaluating(), again[1].evaluating():
         assert_same(fused.state_dict(), again[0].state_dict())
     assert_same(opt.state_dict(), again[1].state_dict())
+
+
+@pytest.mark.parametrize("config", [config for config in CONFIGS if config["optimizer"] is not Slowing])
+def test_the_state_follows_the_parameters_to_another_dtype(config: dict[str, Any]) -> None:
+    fused, opt = made(config)
+    train(fused, opt)
+    model = fused.unfuse(1)
+    alone = opt.unfuse(1, model)
+    batch = X.double(), Y.double()
+    train(fused.double(), opt, batch=batch)
+    model.double()
+    alone.load_state_dict(alone.state_dict())  # torch brings the state to the dtype of the parameters only here
+    for _ in range(3):
+        alone.zero_grad()
+        objective(model, batch).backward()
+        alone.step()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(fused.stacked[name][1], p)
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", AMSGRAD, Slowing])

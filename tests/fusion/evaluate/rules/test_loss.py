@@ -84,6 +84,12 @@ def test_the_mean_over_no_target_is_nan_and_has_a_gradient_of_0() -> None:
     assert not x.grad.any()
 
 
+def test_an_unknown_reduction_is_torchs_error() -> None:
+    logits, target = torch.randn(K, 5, 3), torch.arange(5) % 3
+    with folded(Streams(K)), pytest.raises(ValueError, match="avg is not a valid value for reduction"):
+        torch.func.vmap(lambda x: F.cross_entropy(x, target, reduction="avg"))(logits)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_ctc(reduction: str) -> None:
     steps, targets = torch.full((4,), 6), torch.randint(1, 5, (4, 3))

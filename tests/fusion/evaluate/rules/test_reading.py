@@ -27,7 +27,7 @@ class Starts(nn.Module):
         self.batches: Tensor
         self.register_buffer("measured", torch.tensor(False))
         self.register_buffer("scale", torch.ones(8))
-        self.register_buffer("batches", torch.tensor(0))
+        self.register_buffer("batches", torch.tensor([0]))  # as the pointer of a queue, in MoCo
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.measured:

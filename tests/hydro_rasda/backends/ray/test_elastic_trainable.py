@@ -137,6 +137,16 @@ def test_a_rank_that_nobody_waits_for_is_ended_where_it_hangs(
 
 
 @pytest.mark.slow
+def test_a_rank_for_which_no_other_waits_fails_its_trial_at_once(ray8: None, tmp_path: Path) -> None:
+    trainable = tune.with_resources(elastic(trainables.apart), tune.PlacementGroupFactory([{"CPU": 1}] * 2))
+    run_config = tune.RunConfig(storage_path=str(tmp_path), name="run", verbose=0)
+    (result,) = tune.Tuner(trainable, run_config=run_config).fit()
+    assert "rank 1 of 2" in str(result.error)
+    assert "the user's own mistake" in str(result.error)
+    assert result.metrics is None or result.metrics.get("training_iteration", 0) < trainables.MANY
+
+
+@pytest.mark.slow
 def test_time_may_be_counted_by_a_nested_number_of_the_trials(ray8: None, tmp_path: Path) -> None:
     scheduler = RASDAScheduler(max_t=80, grace_period=15, time_attr="ep/n")
     tuner = tune.Tuner(

@@ -4,6 +4,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -235,6 +236,20 @@ def test_a_checkpoint_for_which_there_is_no_room_says_so(tmp_path: Path, monkeyp
     monkeypatch.setattr("hydro_rasda.backends.ray.rank_worker.make_folder", lambda owned_by: str(tmp_path))
     with pytest.raises(OSError, match=r"worker\.pt could not be written, and its disk has \d+ MiB left"):
         worker(milestones=(1,)).report({"loss": 1.0}, {"x": torch.ones(100_000)})
+
+
+def test_metrics_in_tensors_are_sent_as_numbers() -> None:
+    """Another process could open a tensor's memory only with this one's key: it would fail to authenticate."""
+    ours, theirs = Pipe()
+    theirs.send(None)
+    classes = {"accuracy": torch.tensor([0.5, 1.0]), "best": np.float32(0.5)}
+    worker(ours).report({"loss": torch.tensor([1.0]), "of": classes, "all": [torch.ones(())]})
+    _, (metrics, _) = theirs.recv()
+    assert {name: metrics[name] for name in ("loss", "of", "all")} == {
+        "loss": 1.0,
+        "of": {"accuracy": [0.5, 1.0], "best": 0.5},
+        "all": [1.0],
+    }
 
 
 def test_only_rank_0_reports() -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,18 @@ def linear(worker: Worker) -> None:
             {"loss": 0.0, "val_loss": val_loss, "private_mb": _private_mb(x), "pid": os.getpid()},
             lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
         )
+
+
+MANY = 1000
+
+
+def apart(worker: Worker) -> None:
+    """Nothing but many short iterations, in which rank 0 does not wait for rank 1: that raises in the first."""
+    while worker.iteration < MANY:
+        if worker.rank == 1:
+            raise ArithmeticError("the user's own mistake")
+        time.sleep(0.05)
+        worker.report({"loss": 0.0}, {})
 
 
 def in_tens(worker: Worker) -> None:
