@@ -283,10 +283,7 @@ def _interrupts_put_off() -> Iterator[None]:
 def _forked(piece: ForkedWork, threads: int) -> tuple[Connection, int]:
     receiver, sender = Pipe(duplex=False)
     parent = os.getpid()
-    # Otherwise both processes would write the buffered text.
-    with contextlib.suppress(BrokenPipeError):  # nobody reads the output
-        sys.stdout.flush()
-        sys.stderr.flush()
+    _flush_output()  # otherwise both processes would write the buffered text
     if threads > 1:
         _end_idle_threads()
     with warnings.catch_warnings():
@@ -345,7 +342,12 @@ def _run_child(piece: ForkedWork, threads: int, connection: Connection, parent: 
             worker.start()
             worker.join()
     finally:
-        with contextlib.suppress(Exception):  # the user's code may have replaced the streams by anything
-            sys.stdout.flush()
-            sys.stderr.flush()
+        _flush_output()
         os._exit(0)
+
+
+def _flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # The stream may be closed or None, its reader may have gone, and user code may have replaced it by anything.
+        with contextlib.suppress(Exception):
+            stream.flush()
