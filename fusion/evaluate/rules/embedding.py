@@ -24,7 +24,10 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """`F.embedding` with indices [...] and weight [V, E]. The K tables are stacked into one of K*V rows."""
+    """`F.embedding` with indices [...] and weight [V, E]. The K tables are stacked into one of K*V rows.
+
+    Its gradient is dense, also with `sparse`: sparse ones do not fit in rows.
+    """
     if weight.dim is None:
         return NotImplemented
     weight_KVE, index_K = weight.lead(K), input.lead(K)
@@ -33,7 +36,7 @@ def embedding(
         for table, index in zip(weight_KVE.detach(), index_K):
             torch.embedding_renorm_(table, index.contiguous(), max_norm, norm_type)
     flat = weight_KVE.flatten(0, 1)
-    out = F.embedding(_places(K, input, rows), flat, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
+    out = F.embedding(_places(K, input, rows), flat, scale_grad_by_freq=scale_grad_by_freq)
     if padding_idx is not None:
         padding = index_K == padding_idx % rows
         out = torch.where(padding.unsqueeze(-1), out.detach(), out)
@@ -50,7 +53,7 @@ def torch_embedding(
 ) -> Any:
     """`torch.embedding`, where a negative `padding_idx` means that there is none."""
     padding = padding_idx if padding_idx >= 0 else None
-    return embedding(K, indices, weight, padding, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
+    return embedding(K, indices, weight, padding, scale_grad_by_freq=scale_grad_by_freq)
 
 
 def embedding_bag(
@@ -73,7 +76,7 @@ def embedding_bag(
     CPU).
     """
     if scale_grad_by_freq:
-        given = (input, weight, offsets, max_norm, norm_type, True, mode, sparse, per_sample_weights)
+        given = (input, weight, offsets, max_norm, norm_type, True, mode, False, per_sample_weights)
         return _each_alone(F.embedding_bag, K, *given, include_last_offset, padding_idx)
     if weight.dim is None or max_norm is not None or include_last_offset or padding_idx is not None:
         return NotImplemented
@@ -86,7 +89,6 @@ def embedding_bag(
         weight_KVE.flatten(0, 1),
         None if begin_K is None else begin_K.flatten(0, 1),
         mode=mode,
-        sparse=sparse,
         per_sample_weights=None if shares_K is None else shares_K.flatten(0, 1),
     )
     return Member(out.unflatten(0, (K, -1)), 0)
