@@ -152,16 +152,25 @@ def _are_left(waiting: list[int], pieces: int, crowd: Crowd | None) -> bool:
 def _answer(connection: Connection, pid: int, kind: str, content: Any) -> Any:
     """Wait until a child process has ended, and return the result in its last message."""
     connection.close()
-    _, status = os.waitpid(pid, 0)
+    why = _waited(pid)
     if kind == "damage":
         raise DamagedCheckpoint(content)
-    return content if kind == "done" else Died(content or ending(status))
+    return content if kind == "done" else Died(content or why)
 
 
 def _end(connection: Connection, pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    with contextlib.suppress(ProcessLookupError):  # it ended, and was forgotten as in `_waited`
+        os.kill(pid, signal.SIGKILL)
+    _waited(pid)
     connection.close()
+
+
+def _waited(pid: int) -> str:
+    """Wait until a child process has ended, and return in words why."""
+    try:
+        return ending(os.waitpid(pid, 0)[1])
+    except ChildProcessError:  # where a program ignores SIGCHLD, the system forgets a child that has ended
+        return "an end that nobody saw"
 
 
 def map_forked(
