@@ -169,7 +169,7 @@ def _waited(pid: int) -> str:
     """Wait until a child process has ended, and return in words why."""
     try:
         return ending(os.waitpid(pid, 0)[1])
-    except ChildProcessError:  # where a program ignores SIGCHLD, the system forgets a child that has ended
+    except ChildProcessError:  # the system forgets ended children if a program ignores SIGCHLD
         return "an end that nobody saw"
 
 
