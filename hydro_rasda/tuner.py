@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import nn
 
 from fusion.keys import read
@@ -208,7 +209,8 @@ def tune(
     request.check()
     _check_run(resume, name, progress, callbacks)
     plain = warnings_in_one_line() if progress else contextlib.nullcontext()
-    with plain, HeldBack() as held_back, _never_ending_well(), preserved_generators():
+    trains = torch.inference_mode(False)  # also gives gradients where the caller has switched them off
+    with plain, HeldBack() as held_back, _never_ending_well(), preserved_generators(), trains:
         return _run(request, trains_on, folder, name, resume, progress, callbacks, held_back)
 
 

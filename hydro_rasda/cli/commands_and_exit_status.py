@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -30,6 +31,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack characters of a run's name or values
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app(args=None if arguments is None else list(arguments), prog_name=NAME)
     except SystemExit as ended:

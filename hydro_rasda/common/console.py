@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import IO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -27,12 +28,19 @@ def one_line(text: object) -> str:
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
+def encodable(text: str, file: IO[str]) -> str:
+    """Return a text with escapes in place of the characters that a file's encoding lacks."""
+    encoding = getattr(file, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
 class PrintableConsole(Console):
     """A console that makes control characters visible, because a run may contain text that others wrote."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=printable(segment.text))
+            text = segment.text if segment.control else encodable(printable(segment.text), self.file)
+            yield segment._replace(text=text)
 
 
 def make_console(quiet: bool = False, cls: type[Console] = PrintableConsole) -> Console:

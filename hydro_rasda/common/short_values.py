@@ -23,6 +23,19 @@ def show(value: Any, digits: int = 3) -> str:
     return str(getattr(value, "__name__", value))
 
 
+def error_line(told: str | None) -> str:
+    """Return the line of a traceback that names the error, or the last line of another text.
+
+    An error may have many lines, and the last ones are often advice.
+
+    >>> error_line('Traceback:\\n  File "a.py", line 1, in f\\n    g()\\nRuntimeError: no memory\\nTry this.\\n')
+    'RuntimeError: no memory'
+    """
+    _, frame, below = (told or "").strip().rpartition('\n  File "')
+    last = next(iter(below.splitlines()[::-1]), "")
+    return next((line for line in below.splitlines()[1:] if frame and not line.startswith(" ")), last)
+
+
 def numbers_first(value: Any) -> tuple[int, float, str]:
     """Return a key by which values of any types sort: numbers come before texts.
 

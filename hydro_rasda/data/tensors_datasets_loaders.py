@@ -91,10 +91,7 @@ def to_bytes(tensor: Tensor) -> Bytes:
 
 def from_bytes(packed: Bytes) -> Tensor:
     """Return the tensor that `to_bytes` packed; it shares the memory of the bytes."""
-    with warnings.catch_warnings():
-        # Torch warns of read-only memory, but nothing here writes to it.
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.from_numpy(packed.content).view(packed.dtype).reshape(packed.shape)
+    return _tensor(packed.content, "content").view(packed.dtype).reshape(packed.shape)
 
 
 MOST_WORKERS = 4
@@ -324,6 +321,7 @@ def make_batches(
         return LoaderBatches(data, argument, device, seed)
     # Tables are refused, because indexing a pandas table finds a column, or a row by its label, not the n-th example.
     hint = ". `.to_numpy()` makes arrays of tables" if tables else ""
+    hint += ". This function does not take one argument" if inspect.isfunction(data) or inspect.ismethod(data) else ""
     splitter = ", or a splitter such as `KFold(5)`" if argument == "val_data" else ""
     raise ValueError(
         f"`{argument}` is a {_kind(data)}, but must be tensors (inputs, target), a map-style Dataset, or a function "
@@ -338,10 +336,17 @@ def _kind(data: object) -> str:
 
 
 def _tensor(data: Any, argument: str) -> Tensor:
+    if isinstance(data, np.ndarray) and (min(data.strides, default=0) < 0 or not data.dtype.isnative):
+        data = np.ascontiguousarray(data, data.dtype.newbyteorder("="))  # torch has no such tensors
     try:
-        return torch.as_tensor(data)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nothing writes to it
+            tensor = torch.as_tensor(data)
     except (TypeError, ValueError) as error:
         raise ValueError(f"`{argument}` is an array of {data.dtype}, but must be one of numbers: {error}") from error
+    layout = "nested" if tensor.is_nested else tensor.layout
+    require(layout == torch.strided, f"{argument}.layout", layout, "a dense tensor's; a Dataset may make others of it")
+    return tensor
 
 
 def _is_sequence(data: object) -> bool:

@@ -152,7 +152,7 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     calls: list[Any] = []
     handle = target.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs or args), with_kwargs=True)
     parts, began = parts_of(trial, _first_batch(problem, trial), "train_data"), time.perf_counter()
-    trained, peak = training_step(problem, target, parts[0])
+    trained, peak = _first_step(problem, trial, target, parts[0])
     with naming_batch("val_data", "its first batch", trial.batch_size):
         validation = next(problem.val_data.in_order(trial.batch_size))
     with torch.no_grad():
@@ -190,6 +190,22 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
         epoch_seconds=models * epoch_seconds,
         steady_epoch_seconds=models * steady,
     )
+
+
+def _first_step(problem: Problem, trial: Trial, model: nn.Module, batch: Batch) -> tuple[Mapping[str, Tensor], float]:
+    """Train a model for one step; raise Misfit if its buffers change so that a new model cannot load its state."""
+
+    def shapes() -> dict[str, torch.Size]:
+        return {name: value.shape for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+
+    before, step = shapes(), training_step(problem, model, batch)
+    if shapes() != before:
+        try:
+            problem.target(trial).load_state_dict(model.state_dict())
+        except RuntimeError as error:
+            told = "`model_fn` makes a model whose buffers change in training, so that a new one cannot load its state"
+            raise Misfit(f"{told}: {error}") from error
+    return step
 
 
 def _refuse_frozen(trial: Trial, target: nn.Module) -> None:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from hydro_rasda.common.short_values import show
+from hydro_rasda.common.short_values import error_line, show
 from hydro_rasda.contracts import Devices, Finished, Span, Task, full_size_task
 from hydro_rasda.heats.chance_baseline import unbeaten_chance
 from hydro_rasda.heats.heat import Heat
@@ -341,7 +341,7 @@ class Race(Heat):
         else:
             self._raised[number] += 1
             again = f"trial {number} is tried again at full size ({self._raised[number]} of {RETRIES}), as it raised"
-            run.say(f"{again} {outcome.error.strip().splitlines()[-1]}")
+            run.say(f"{again} {error_line(outcome.error)}")
 
 
 def _refit(run: Run, finalists: Sequence[int], devices: Devices) -> None:
@@ -364,7 +364,7 @@ def _refit(run: Run, finalists: Sequence[int], devices: Devices) -> None:
         if outcome.error is None:
             record_refit(run, winner, epoch, outcome.state, outcome.seconds)
         else:
-            why = outcome.error.strip().splitlines()[-1]
+            why = error_line(outcome.error)
             run.say(f"trial {winner} cannot be trained on all examples ({why}), {_MEAN_OF_FOLDS}")
     run.end_heat()
 

@@ -110,7 +110,7 @@ def _run_turn(
             told = f"the model cannot take {told}"
         if _is_of_one_tensor(batch, lambda alone: objective(model, alone), error):
             told += f"; a batch of one tensor is a {type(batch).__name__} of it: take `batch[0]`"
-        raise Misfit(told + _about_dtypes(model, batch)) from error
+        raise Misfit(told + _about_dtypes(model, batch, error, bool(outputs))) from error
     finally:
         handle.remove()
     if problem.metrics is not None and isinstance(metrics, Mapping):
@@ -177,13 +177,21 @@ def _is_of_one_tensor(batch: Batch, run: Callable[[Batch], Any], error: BaseExce
     return True
 
 
-def _about_dtypes(model: nn.Module, batch: Batch) -> str:
-    """Return a hint on how to make data float32 if they are float64 and the model is not; otherwise ""."""
-    weights = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-    wide = any(isinstance(leaf, Tensor) and leaf.dtype == torch.float64 for leaf in tree_leaves(batch))
-    if not wide or torch.float64 in weights:
+def _about_dtypes(model: nn.Module, batch: Batch, error: BaseException, in_loss: bool) -> str:
+    """Return a hint if an error is about dtypes and data have another dtype than the model; otherwise "".
+
+    Integers are taken for wrong if they are the inputs of a model that raised, or if the error is about a cast.
+    """
+    weights = [parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()]
+    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    real = leaves if "be cast" in str(error) else [leaf for leaf in leaves if leaf.is_floating_point()]
+    real += [] if in_loss else leaves[:1]
+    wrong = [leaf.dtype for leaf in real if leaf.dtype not in weights]
+    if not weights or not wrong or "type" not in str(error):
         return ""
-    return '. The data are float64 and the model is float32: give `array.astype("float32")`, or `tensor.float()`'
+    given, kind = (str(dtype).removeprefix("torch.") for dtype in (wrong[0], weights[0]))
+    remedy = f'give `array.astype("{kind}")`, or `tensor.to(torch.{kind})`'
+    return f". The data are {given} and the model is {kind}: {remedy}"
 
 
 def survey_batches(problem: Problem, trial: Trial, model: nn.Module, data: Batches, argument: str) -> None:

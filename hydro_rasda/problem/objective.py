@@ -364,8 +364,9 @@ def _check_loss(loss: object, loss_fn: LossFn, output: Tensor, target: Tensor) -
 def _pair(batch: Batch) -> tuple[object, Tensor]:
     if isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], Tensor):
         return batch[0], batch[1]
+    length = f" of {len(batch)}" if isinstance(batch, (tuple, list)) and len(batch) != 2 else ""
     raise ValueError(
-        f"a batch is a {type(batch).__name__}, but `loss_fn` needs (inputs, target); for other batches give "
+        f"a batch is a {type(batch).__name__}{length}, but `loss_fn` needs (inputs, target); for other batches give "
         "`objective=`, a function of (model, batch) that returns a dict with the loss"
     )
 

@@ -152,16 +152,25 @@ def _are_left(waiting: list[int], pieces: int, crowd: Crowd | None) -> bool:
 def _answer(connection: Connection, pid: int, kind: str, content: Any) -> Any:
     """Wait until a child process has ended, and return the result in its last message."""
     connection.close()
-    _, status = os.waitpid(pid, 0)
+    why = _waited(pid)
     if kind == "damage":
         raise DamagedCheckpoint(content)
-    return content if kind == "done" else Died(content or ending(status))
+    return content if kind == "done" else Died(content or why)
 
 
 def _end(connection: Connection, pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    with contextlib.suppress(ProcessLookupError):  # it ended, and was forgotten as in `_waited`
+        os.kill(pid, signal.SIGKILL)
+    _waited(pid)
     connection.close()
+
+
+def _waited(pid: int) -> str:
+    """Wait until a child process has ended, and return in words why."""
+    try:
+        return ending(os.waitpid(pid, 0)[1])
+    except ChildProcessError:  # the system forgets ended children if a program ignores SIGCHLD
+        return "an end that nobody saw"
 
 
 def map_forked(
@@ -283,10 +292,7 @@ def _interrupts_put_off() -> Iterator[None]:
 def _forked(piece: ForkedWork, threads: int) -> tuple[Connection, int]:
     receiver, sender = Pipe(duplex=False)
     parent = os.getpid()
-    # Otherwise both processes would write the buffered text.
-    with contextlib.suppress(BrokenPipeError):  # nobody reads the output
-        sys.stdout.flush()
-        sys.stderr.flush()
+    _flush_output()  # otherwise both processes would write the buffered text
     if threads > 1:
         _end_idle_threads()
     with warnings.catch_warnings():
@@ -345,7 +351,12 @@ def _run_child(piece: ForkedWork, threads: int, connection: Connection, parent: 
             worker.start()
             worker.join()
     finally:
-        with contextlib.suppress(Exception):  # the user's code may have replaced the streams by anything
-            sys.stdout.flush()
-            sys.stderr.flush()
+        _flush_output()
         os._exit(0)
+
+
+def _flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # The stream may be closed or None, its reader may have gone, and user code may have replaced it by anything.
+        with contextlib.suppress(Exception):
+            stream.flush()

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from hydro_rasda.common.console import duration
 from hydro_rasda.common.heat_names import HEAT_NAMES, HeatName
-from hydro_rasda.common.short_values import show
+from hydro_rasda.common.short_values import error_line, show
 from hydro_rasda.history.lines import number_of, score_in
 from hydro_rasda.records.records import (
     DIFFER,
@@ -293,18 +293,13 @@ def failed_and_diverged(record: RunRecord) -> str:
     return " and ".join([*told, *(f"{count} {status}" for count, status in counts[1:])])
 
 
-def error_line(trial: TrialRecord) -> str:
-    """Return the last line of a trial's traceback; empty if the trial did not fail."""
-    return (trial.error or "").strip().rpartition("\n")[2]
-
-
 def failure_lines(record: RunRecord) -> list[str]:
     """Return a line for each kind of error, with the number of its trials, and one for the trials that diverged."""
     alike: dict[str, list[TrialRecord]] = {}
-    for trial in filter(error_line, record.trials):
+    for trial in (trial for trial in record.trials if trial.error):
         # Errors quote the trial's configuration in braces. Without it, equal errors are counted together.
-        alike.setdefault(re.sub(r"\{.*\}", "", error_line(trial)), []).append(trial)
-    lines = [f"failed: {_first_of(trials)}: {error_line(trials[0])}" for trials in alike.values()]
+        alike.setdefault(re.sub(r"\{.*\}", "", error_line(trial.error)), []).append(trial)
+    lines = [f"failed: {_first_of(trials)}: {error_line(trials[0].error)}" for trials in alike.values()]
     if diverged := [trial for trial in record.trials if trial.status == "diverged"]:
         told = f"its training loss or {record.metric} was no longer finite; a lower `lr` may help"
         lines.append(f"diverged: {_first_of(diverged)}: {told}")

@@ -38,7 +38,13 @@ from hydro_rasda.run.time_left import LEAST_TOLD, roughly
 
 
 class _SilentConsole(PrintableConsole):
-    """A console that falls silent once nobody reads it any more, as in a pipe to `head`."""
+    """A console that falls silent once its text goes nowhere, as in a pipe to `head`, or on a full disk."""
+
+    def __exit__(self, *raised: Any) -> None:
+        try:
+            super().__exit__(*raised)
+        except OSError:
+            self.quiet = True
 
     def on_broken_pipe(self) -> None:
         self.quiet = True

@@ -135,8 +135,8 @@ class TuneResult(RunRecord):
                 `lambda config: model_fn(config | {...})`.
 
         Raises:
-            ValueError: if that trial was not trained at full size, the model function is missing, or it reads a value
-                that a loaded result does not have.
+            ValueError: if that trial was not trained at full size, the model function is missing or makes another
+                model, or it reads a value that a loaded result does not have.
             FileNotFoundError: if the run has gone on since it was loaded, and has replaced the checkpoint.
             RuntimeError: if the checkpoint is not the one that was written.
         """
@@ -152,7 +152,11 @@ class TuneResult(RunRecord):
         for weights in weights_of(self, checkpoint, self._problem.device)[: 1 if self._takes_first else None]:
             with preserved_generators():
                 model = problem.target(Trial(number, config))
-            model.load_state_dict(weights)
+            try:
+                model.load_state_dict(weights)
+            except RuntimeError as error:
+                told = f"`model_fn` makes a model that does not fit the checkpoint of trial {number}"
+                raise ValueError(f"{told}: {error}") from error
             models.append(model)
         if len(models) == 1:
             return models[0].eval()

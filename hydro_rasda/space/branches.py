@@ -286,6 +286,9 @@ def _draw(config: dict[str, Any], domains: Sequence[tuple[Path, Any]], rng: np.r
             except Unresolved as unresolved:
                 waiting.append((path, domain))
                 error = unresolved
+            except Exception as raised:
+                key = ".".join(map(str, path))
+                raise ValueError(f"{key!r} raises {type(raised).__name__}: {raised}") from raised
             else:
                 _put(config, path, value)
         if error is None:

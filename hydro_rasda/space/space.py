@@ -71,10 +71,11 @@ def check_space(space: object, num_samples: int = 1, strategy: str | None = "ddp
             domain has reversed bounds, or a quantum that is not above 0. If a grid or a choice is not a list, or has
             too many points. If a key that the library reads can take a value that breaks its rule.
     """
-    named = isinstance(space, Mapping) and all(isinstance(key, str) for key in space)
-    require(named, "space", space, "a mapping of names to domains")
+    require(isinstance(space, Mapping), "space", space, "a mapping of names to domains")
     assert isinstance(space, Mapping)
     for name, value in space.items():
+        if not isinstance(name, str):
+            raise ValueError(f"`space` has the key {name!r}, but must be a mapping of names to domains")
         check_value(f"space[{name!r}]", value)
     check_branches(space)
     domains = [(name, value) for name, value in leaves(space) if _is_domain(value)]
@@ -113,8 +114,10 @@ def check_config(config: Mapping[str, Any], strategy: str | None = "ddp", argume
     if strategy is None:
         return
     alias = next((key for key in config if ALIASES.get(key) == "lr"), None)
-    rule = "a space with the key 'lr', the learning rate" + (f": rename {alias!r}" if alias else "")
-    require("lr" in config, "space", sorted(config), rule)
+    if "lr" not in config:
+        rename = f": rename {alias!r}" if alias else ""
+        told = f"`{argument}` gives a configuration with the keys {sorted(config)}"
+        raise ValueError(f"{told}, but it must be a space with the key 'lr', the learning rate{rename}")
     try:
         check_settings(config)
         for own in configs_of_parts(config).values() if strategy == "fsdp" else ():

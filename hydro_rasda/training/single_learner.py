@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fusion import GraphedStep, LossScale, lr_factor
 from fusion.evaluate.microbatch import backward, evaluate
 from fusion.keys import ONE_PASS, OWN, configs_of_parts, optimizer_name, own_arguments, own_parts, read
+from fusion.members.rows import make_dense
 from fusion.optim import optimizer
 from fusion.optim.learned import LEARNED
 from fusion.optim.parts import PART, keep_averages
@@ -182,6 +183,7 @@ class SingleLearner:
     def _take_turn(self, part: str, batch: Batch, weight: float) -> dict[str, Tensor]:
         with moving(part, self.model, dict(self.model.named_parameters()) if part else {}):
             metrics = self._backward(part, batch, weight)
+        make_dense(self.model.parameters())  # as in a fused group: few optimizers take sparse gradients
         scale = self._scale
         takes = None if scale is None else scale.unscale_module(self.model)
         max_norm = read(self._config, "grad_clip")

@@ -101,6 +101,14 @@ def test_nothing_that_is_called_ends_a_script_with_success(
         quick(callbacks=[leave])
 
 
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_it_trains_where_the_caller_has_switched_gradients_off(quick: Quick, off: Callable[[], Any]) -> None:
+    with off():
+        result = quick(num_samples=2, max_t=1)
+        assert not torch.is_grad_enabled()
+    assert [trial.status for trial in result.trials] == ["finished"] * 2
+
+
 @pytest.mark.slow
 def test_globals_are_left_alone_and_do_not_matter(quick: Quick) -> None:
     def states() -> list[Any]:

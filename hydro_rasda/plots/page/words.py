@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hydro_rasda.common.console import duration
-from hydro_rasda.common.short_values import show
+from hydro_rasda.common.short_values import error_line, show
 from hydro_rasda.history.lines import jsonable
 from hydro_rasda.records.optuna_study import RANGE
 from hydro_rasda.records.records import RunRecord, by_heat
@@ -18,7 +18,6 @@ from hydro_rasda.records.report import (
     best_score,
     both_units,
     doubt_line,
-    error_line,
     explained,
     front_lines,
     kept_weights,
@@ -111,7 +110,7 @@ def failures(record: RunRecord) -> list[tuple[str, str, str]]:
     """Return for each failed trial its number with the last line of its error, its configuration, and its traceback."""
     return [
         (
-            f"trial {trial.trial}: {error_line(trial)}",
+            f"trial {trial.trial}: {error_line(trial.error)}",
             ", ".join(f"{name}={show(value, 4)}" for name, value in trial.used.items()),
             trial.error or "",
         )

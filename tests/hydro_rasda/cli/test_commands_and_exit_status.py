@@ -45,6 +45,14 @@ def test_the_version(said: Said) -> None:
     assert said("--version") == f"hydro-rasda {version('hydro-rasda')}\n"
 
 
+def test_characters_that_the_output_lacks_are_escaped(past: str, tmp_path: Path) -> None:
+    (tmp_path / "ä").symlink_to(past)
+    command = [sys.executable, "-m", "hydro_rasda.cli", "best", str(tmp_path / "ä"), "--recipe"]
+    ascii_only = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}
+    shown = subprocess.run(command, env=ascii_only, capture_output=True, text=True, check=True)
+    assert "of the run '\\xe4' again" in shown.stdout
+
+
 def test_without_a_command_it_says_what_there_is(said: Said) -> None:
     assert main([]) == 2
     told = said("--help")

@@ -5,6 +5,7 @@ import mmap
 import pickle
 import random
 import tempfile
+import warnings
 from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -181,7 +182,8 @@ REFUSED: dict[str, list[Any]] = {
     r"is a DataFrame, but must be .* `.to_numpy\(\)` makes arrays": [FRAME],
     r"is a tuple of DataFrame, Series, but must be .* `.to_numpy\(\)` makes arrays": [(FRAME, COLUMN)],
     r"is a list of Tensor, Series, but must be .* `.to_numpy\(\)` makes arrays": [[X, COLUMN]],
-    r"is a .*, but must be .* `make_loader\(batch_size\)`": [lambda: [], TensorDataset],
+    r"is a .*, but must be .* `make_loader\(batch_size\)`": [TensorDataset],
+    "is a function, .* This function does not take one argument": [lambda: []],
 }
 """What is no data, by what is said of it."""
 
@@ -190,6 +192,28 @@ REFUSED: dict[str, list[Any]] = {
 def test_other_data_are_refused(told: str, wrong: Any) -> None:
     with pytest.raises(ValueError, match=f"`train_data` {told}"):
         read(wrong)
+
+
+@pytest.mark.filterwarnings("ignore:.*(Sparse|nested tensors).*")
+@pytest.mark.parametrize("form", [Tensor.to_sparse, Tensor.to_sparse_csr, lambda x: torch.nested.nested_tensor([*x])])
+def test_tensors_without_rows_in_memory_are_refused(form: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(ValueError, match=r"`train_data\[0\]\.layout` is .*, but must be a dense tensor's"):
+        read((form(X), Y))
+
+
+@pytest.mark.parametrize("view", [lambda x: x[::-1], lambda x: x.astype(">f4")])
+def test_arrays_that_torch_refuses_are_copied(view: Callable[[Any], Any]) -> None:
+    array = view(X.numpy())
+    ((x, _),) = read((array, Y)).in_order(N)
+    assert x.tolist() == array.tolist()
+
+
+def test_arrays_that_cannot_be_written_are_read_without_a_warning() -> None:
+    array: Any = X.numpy().copy()
+    array.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(next(read((array, Y)).in_order(N))[0], X)
 
 
 def test_other_validation_data_are_told_of_splitters() -> None:

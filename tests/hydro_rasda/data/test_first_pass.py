@@ -82,7 +82,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
         then((X[:8, :9], Y[:8])),
         r"batch 1 of `\w+`: the model cannot take a batch \[\(8, 9\)",
     ),
-    "a batch of a third tensor": (then((X[:8], Y[:8], Y[:8])), r"batch 1 of `\w+`: .* a batch is a tuple"),
+    "a batch of a third tensor": (then((X[:8], Y[:8], Y[:8])), r"batch 1 of `\w+`: .* a batch is a tuple of 3,"),
     "inputs and targets that differ": (then((X[:8], Y[:7])), r"batch 1 of `\w+`: `loss_fn` .* cannot take"),
     "a batch of text": (then("text"), r"`\w+` raises at batch 1 of \d+ examples: ValueError: a batch is str without"),
     "None for a batch": (then(None), r"`\w+` raises at batch 1 of \d+ examples: ValueError: a batch is NoneType"),

@@ -172,6 +172,20 @@ def frozen(config: Config, width_ratio: float = 1.0) -> nn.Module:
     return mlp(config, width_ratio).requires_grad_(False)
 
 
+class Remembers(nn.Linear):
+    """Its buffer grows with each batch."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(64, 10)
+        self.register_buffer("seen", torch.zeros(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = torch.cat([self.seen, x.mean()[None]])
+        return super().forward(x)
+
+
 def nameless(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
     return {"nll": F.cross_entropy(model(batch[0]), batch[1])}
 
@@ -202,6 +216,16 @@ def nameless(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
         ({"model_fn": scripted, "surrogate": 1}, "module itself is a program of torch.jit"),
         ({"model_fn": scripted_in_part}, "module 0 is a program of torch.jit"),
         ({"data": (X.double(), LABELS)}, r"cannot take a batch .*\. The data are float64 and the model is float32"),
+        ({"data": ((16 * X).byte(), LABELS)}, "cannot take a batch .* The data are uint8 and the model is float32"),
+        ({"data": (X, LABELS.double())}, r"such as by output.squeeze\(-1\)$"),
+        (
+            {"data": (X, F.one_hot(LABELS)), "objective": supervised(F.binary_cross_entropy_with_logits)},
+            "cannot take the model's output .* The data are int64 and the model is float32",
+        ),
+        (
+            {"model_fn": lambda config: Remembers(), "surrogate": 1},
+            r"buffers change in training, [^|]* mismatch for seen",
+        ),
         (
             {"objective": takes_a_tensor, "data": (X,)},
             "the model cannot take .*a batch of one tensor is a tuple of it: take `batch\\[0\\]`",

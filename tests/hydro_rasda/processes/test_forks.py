@@ -47,6 +47,22 @@ def without_reports(work: Callable[[], Any]) -> forks.ForkedWork:
     return lambda notify: work()
 
 
+def test_without_standard_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a daemon: Python then has None in their place."""
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert dict(imap_forked([without_reports(lambda: 3)], 1, IGNORE)) == {0: 3}
+
+
+def test_a_program_that_ignores_the_ends_of_its_children() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        pieces = [without_reports(lambda: 3), without_reports(lambda: os._exit(1))]
+        assert dict(imap_forked(pieces, 1, IGNORE)) == {0: 3, 1: Died("an end that nobody saw")}
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 def test_pieces_run_at_the_same_time_in_processes_of_their_own() -> None:
     found = dict(imap_forked([without_reports(os.getpid)] * 3, 1, IGNORE))
     assert len({os.getpid(), *found.values()}) == 4

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from hydro_rasda import TuneResult, choice, loguniform, uniform
+from hydro_rasda.common.console import PrintableConsole
 from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.short_values import show
 from hydro_rasda.records.report import closing_lines
@@ -336,3 +337,19 @@ def test_a_run_goes_on_where_nobody_reads_what_it_says(tmp_path: Path) -> None:
         assert process.stderr.read() == b""
     assert process.returncode == 0
     assert ended.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /dev/full")
+def test_a_run_goes_on_where_nothing_can_be_written(tmp_path: Path) -> None:
+    """As on a full disk, or on a terminal that is gone."""
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run([sys.executable, "-c", SPEAKING, str(tmp_path / "ended")], stdout=full, check=False)
+    assert (tmp_path / "ended").exists()
+    assert ended.returncode in (0, 120)  # 120: Python tells that it could not flush
+
+
+def test_characters_that_an_encoding_lacks_are_escaped() -> None:
+    file = io.TextIOWrapper(io.BytesIO(), "ascii")
+    PrintableConsole(file=file).print("nä 日 [1]", markup=False)
+    file.seek(0)
+    assert file.read() == "n\\xe4 \\u65e5 [1]\n"

@@ -76,7 +76,7 @@ def test_generators_are_left_alone_where_sampling_raises() -> None:
         raise RuntimeError("no such value")
 
     before = random.getstate(), torch.get_rng_state().tolist()
-    with pytest.raises(ValueError, match="`space` cannot be sampled: no such value"):
+    with pytest.raises(ValueError, match="`space` cannot be sampled: 'noise' raises RuntimeError: no such value"):
         sample({"lr": loguniform(1e-4, 1.0), "noise": sample_from(fails)}, 1, seed=0)
     assert (random.getstate(), torch.get_rng_state().tolist()) == before
 
@@ -286,8 +286,14 @@ def test_a_domain_anywhere_counts(space: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("space", [None, [("lr", 0.1)], "lr", {1: uniform(0, 1)}])
 def test_a_space_is_a_mapping_of_names(space: object) -> None:
-    with pytest.raises(ValueError, match=r"`space` is .*, but must be a mapping of names to domains"):
+    with pytest.raises(ValueError, match=r"`space` (is .*|has the key 1), but must be a mapping of names to domains"):
         check_space(space)
+
+
+@pytest.mark.parametrize("wide", [uniform(-1e308, 1e308), randint(0, 10**30)])
+def test_a_range_that_cannot_be_drawn_from_is_named(wide: Any) -> None:
+    with pytest.raises(ValueError, match=r"`space` cannot be sampled: 'a\.b' raises (Overflow|Value)Error: "):
+        sample({"lr": 0.1, "a": {"b": wide}}, 1, 0)
 
 
 def test_a_sampled_configuration_is_checked_too() -> None:

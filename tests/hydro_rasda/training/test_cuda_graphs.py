@@ -156,13 +156,14 @@ class Sparse(nn.Module):
         return out
 
 
-def test_sparse_gradients_train_as_they_did(problem: Problem, recorder: Recorder | Counted) -> None:
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_sparse_gradients_train_unrecorded(problem: Problem, recorder: Recorder | Counted, optimizer: str) -> None:
     x, y = torch.arange(80).reshape(40, 2) % 10, torch.arange(40) % 3
     data = make_batches((x, y), "train_data", problem.device, 0)
     problem = replace(problem, model_fn=lambda config: Sparse(), train_data=data, val_data=data)
     outcome = train_full_size_trial(
         problem.with_settings(race=RaceConfig(ema=0.0)),
-        Trial(0, {"optimizer": "sgd", "lr": 0.1, "batch_size": 4}),
+        Trial(0, {"optimizer": optimizer, "lr": 0.1, "batch_size": 4, "grad_clip": 1.0}),
         full_size_task("key", 0, Span(0, 1), None, 0),
         None,
     )
