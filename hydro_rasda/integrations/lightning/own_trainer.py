@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hydro_rasda.common.argument_checks import require
-from hydro_rasda.integrations.shared import at_full_width
+from hydro_rasda.integrations.shared import at_full_width, with_fresh_callbacks
 from hydro_rasda.problem.width_argument import width_form
 from hydro_rasda.settings.config import RaceConfig, SweepConfig
 from hydro_rasda.training.worker import State, Worker
@@ -36,7 +36,7 @@ _QUIET: dict[str, Any] = {
 """Arguments of each trial's trainer: reports, best weights and checkpoints are left to the run."""
 
 
-MAKES_TRAINER = "a Trainer, or a function of Trainer's keyword arguments that makes one"
+MAKES_TRAINER = "a Trainer of `lightning.pytorch`, or a function of its keyword arguments that makes one"
 """The rule of the argument `trainer`."""
 
 
@@ -80,7 +80,7 @@ class OwnTrainer:
         module = worker.model()
         assert isinstance(module, LightningModule)
         with tempfile.TemporaryDirectory() as folder, _no_news(), _width_scaled_optimizers(worker):
-            trainer = _made(self.trainer, worker.device, folder)
+            trainer = _made(with_fresh_callbacks(self.trainer), worker.device, folder)
             trainer.callbacks.append(Reports(worker))  # type: ignore[attr-defined]
             resumed = _unpacked(worker.checkpoint, Path(folder) / "resumed.ckpt")
             trainer.fit(module, **self.data, ckpt_path=resumed, weights_only=False)
@@ -95,7 +95,7 @@ class Reports(Checkpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report the epoch. If the run pauses or stops the trial, this call does not return to the trainer."""
         logged = {_name(name): float(value) for name, value in trainer.callback_metrics.items()}
-        self._worker.report(logged, lambda: _packed(trainer, pl_module))
+        self._worker.report(logged, lambda: _packed(trainer, pl_module), final=trainer.fit_loop.done)
 
 
 def _made(make: MakeTrainer, device: torch.device, folder: str) -> Trainer:
@@ -108,7 +108,7 @@ def _made(make: MakeTrainer, device: torch.device, folder: str) -> Trainer:
         raise ValueError(
             f"`trainer` is {MAKES_TRAINER}, but the call fails: {type(error).__name__}: {error}"
         ) from error
-    require(isinstance(trainer, Trainer), "trainer", type(trainer).__name__, "a function that makes a Trainer")
+    require(isinstance(trainer, Trainer), "trainer", type(trainer).__name__, MAKES_TRAINER)
     return trainer
 
 
