@@ -76,15 +76,17 @@ def first_model(argument: str, make: Callable[[], object], config: Mapping[str, 
     return model
 
 
-def with_fresh_callbacks(make: Callable[..., M]) -> Callable[..., M]:
+def with_fresh_callbacks(make: Callable[..., M], but: tuple[type, ...] = ()) -> Callable[..., M]:
     """Return a function that makes a trainer, with copies of the callbacks that a `functools.partial` holds.
 
-    A callback has a state, such as its patience, which a trial must not take over from another trial.
+    A callback has a state, such as its patience, which a trial must not take over from another trial. Callbacks of the
+    classes `but` are left out.
     """
     given = make.keywords.get("callbacks") if isinstance(make, partial) else None
     if not given:
         return make
-    return partial(make, callbacks=[_copied(each) for each in (given if isinstance(given, list | tuple) else [given])])
+    listed = given if isinstance(given, list | tuple) else [given]
+    return partial(make, callbacks=[_copied(each) for each in listed if not isinstance(each, but)])
 
 
 def _copied(callback: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, LearningRateMonitor, ModelCheckpoint
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -34,6 +34,9 @@ _QUIET: dict[str, Any] = {
     "num_sanity_val_steps": 0,
 }
 """Arguments of each trial's trainer: reports, best weights and checkpoints are left to the run."""
+
+_LEFT_OUT = (ModelCheckpoint, LearningRateMonitor)
+"""Callbacks that save, or log to a logger: a trainer with the arguments above refuses them."""
 
 
 MAKES_TRAINER = "a Trainer of `lightning.pytorch`, or a function of its keyword arguments that makes one"
@@ -80,7 +83,7 @@ class OwnTrainer:
         module = worker.model()
         assert isinstance(module, LightningModule)
         with tempfile.TemporaryDirectory() as folder, _no_news(), _width_scaled_optimizers(worker):
-            trainer = _made(with_fresh_callbacks(self.trainer), worker.device, folder)
+            trainer = _made(self.trainer, worker.device, folder)
             trainer.callbacks.append(Reports(worker))  # type: ignore[attr-defined]
             resumed = _unpacked(worker.checkpoint, Path(folder) / "resumed.ckpt")
             trainer.fit(module, **self.data, ckpt_path=resumed, weights_only=False)
@@ -103,7 +106,7 @@ def _made(make: MakeTrainer, device: torch.device, folder: str) -> Trainer:
     if device.type == "cuda":
         where = {"accelerator": "gpu", "devices": [device.index or 0]}
     try:
-        trainer = make(**where, **_QUIET, default_root_dir=folder)
+        trainer = with_fresh_callbacks(make, _LEFT_OUT)(**where, **_QUIET, default_root_dir=folder)
     except Exception as error:
         raise ValueError(
             f"`trainer` is {MAKES_TRAINER}, but the call fails: {type(error).__name__}: {error}"

@@ -136,7 +136,8 @@ def test_narrow_modules_have_the_rates_of_their_width_before_schedulers_read_the
 def test_patience_of_a_trial_ends_no_other(tmp_path: Path) -> None:
     """The first trial is best at once, so that its score would end the others, which only begin slowly."""
     stopping = pl.callbacks.EarlyStopping("val/mse", patience=2)
-    make = partial(pl.Trainer, max_epochs=EPOCHS, callbacks=[stopping])
+    saving = [pl.callbacks.ModelCheckpoint(tmp_path), pl.callbacks.LearningRateMonitor()]  # which are left out
+    make = partial(pl.Trainer, max_epochs=EPOCHS, callbacks=[stopping, *saving])
     sweep = SweepConfig(surrogate=1 / 4, first=[{"rate": 1e-2}])
     result = tuned(
         tmp_path, {"rate": loguniform(1e-9, 1e-8)}, double, trainer=make, sweep=sweep, race=RaceConfig(top_k=4)
