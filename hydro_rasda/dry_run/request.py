@@ -29,9 +29,10 @@ from hydro_rasda.problem.width_argument import (
 from hydro_rasda.run.pickling import pickle_config_modules
 from hydro_rasda.schedulers.named_rules import POPULATION
 from hydro_rasda.schedulers.population import PopulationBasedTraining
+from hydro_rasda.schedulers.sweep_rule import CHANGEABLE
 from hydro_rasda.settings.config import TuneConfig
 from hydro_rasda.space.branches import reachable
-from hydro_rasda.space.space import check_space, explored
+from hydro_rasda.space.space import check_space, explored, reached
 
 if TYPE_CHECKING:
     from ray.tune.search import Searcher
@@ -78,9 +79,7 @@ class Request:
         if sweep.rule == POPULATION:
             explored(self.space, not self.sweeps)
         if isinstance(sweep.rule, PopulationBasedTraining):
-            unknown = [*sweep.rule.explored.keys() - reachable(self.space).keys()]
-            told = f"one whose `explored` has keys of `space`, which has no {', '.join(map(str, sorted(unknown)))}"
-            require(not unknown, "sweep.rule", sweep.rule, told)
+            _check_explored(sweep.rule, self.space)
         if isinstance(sweep.searcher, str):
             self.searcher()
         elif sweep.searcher is not None:
@@ -190,6 +189,17 @@ class Request:
             own_loop=None if self.train is None else OwnLoop(self.train, (self.train_data, self.val_data), self.sweeps),
             folds=folds,
         )
+
+
+def _check_explored(rule: PopulationBasedTraining, space: Mapping[str, Any]) -> None:
+    """Raise ValueError if a rule would change keys that the space lacks, or whose values are no floats."""
+    unknown = sorted(map(str, rule.explored.keys() - reachable(space).keys()))
+    told = f"one whose `explored` has keys of `space`, which has no {', '.join(unknown)}"
+    require(not unknown, "sweep.rule", rule, told)
+    own = [name for name in rule.explored if name not in CHANGEABLE]
+    fixed = [name for name in own if not all(isinstance(value, float) for value in reached(name, space))]
+    told = f"one whose `explored` has floats of `space`: a copy cannot change {', '.join(fixed)}"
+    require(not fixed, "sweep.rule", rule, told)
 
 
 def _check_nothing_to_train(name: str, function: object) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -72,6 +74,26 @@ def first_model(argument: str, make: Callable[[], object], config: Mapping[str, 
     require(isinstance(model, kind), argument, type(model).__name__, f"one that makes a {what}")
     assert isinstance(model, kind)
     return model
+
+
+def with_fresh_callbacks(make: Callable[..., M], but: tuple[type, ...] = ()) -> Callable[..., M]:
+    """Return a function that makes a trainer, with copies of the callbacks that a `functools.partial` holds.
+
+    A callback has a state, such as its patience, which a trial must not take over from another trial. Callbacks of the
+    classes `but` are left out.
+    """
+    given = make.keywords.get("callbacks") if isinstance(make, partial) else None
+    if not given:
+        return make
+    listed = given if isinstance(given, list | tuple) else [given]
+    return partial(make, callbacks=[_copied(each) for each in listed if not isinstance(each, but)])
+
+
+def _copied(callback: Any) -> Any:
+    try:
+        return copy.deepcopy(callback)
+    except Exception:  # it holds something that has no copy, such as a connection, and is shared
+        return callback
 
 
 Collator = Callable[[list[Any]], Any]

@@ -93,7 +93,7 @@ class SpanWorker(Worker):
         self._should_stop, self._on_epoch = should_stop, on_epoch
         self.history: History = []
         self.saving: Saving = None
-        self.left = False
+        self.left = self._said_final = False
 
     @property
     def max_t(self) -> int:
@@ -108,7 +108,7 @@ class SpanWorker(Worker):
         return self.prepare(built)
 
     def report(self, metrics: Mapping[str, Any], state: Saving = None, *, final: bool = False) -> None:
-        if self.left:  # the function caught `Over` and continued
+        if self.left or self._said_final:  # the function caught `Over`, or continued after its last report
             raise Over
         if os.getpid() != self._process:
             raise RuntimeError(
@@ -144,7 +144,8 @@ class SpanWorker(Worker):
         self._on_epoch(self.iteration, {name: [value] for name, value in kept.items()})
         score = kept[self._settings.metric]
         over = not math.isfinite(score) or (self.width_ratio == 1 and self._settings.good_enough(score))
-        self.left = over or self.iteration >= self._stop or (not final and self._should_stop())
+        self._said_final = final and self.iteration < self._settings.max_t
+        self.left = over or (not self._said_final and (self.iteration >= self._stop or self._should_stop()))
 
 
 class KeptReports:
@@ -228,9 +229,14 @@ def _in_one_process() -> Iterator[None]:
 
 
 def train_own_on_rank(worker: SpanWorker) -> None:
-    """Call the user's function on one rank, from the worker's last checkpoint; it returns, or `Over` is raised."""
+    """Call the user's function on one rank, from the worker's last checkpoint; it returns, or `Over` is raised.
+
+    If the function returned early before, in a sweep from which full-size training goes on, it is not called again.
+    """
     problem: Problem = worker.data
     assert problem.own_loop is not None
+    if worker.checkpoint is not None and worker.checkpoint.get("over"):
+        return
     kept = KeptReports(problem.settings, worker.checkpoint)
     # By trial, epoch and rank: what the function draws of the global generators is the same again.
     size = "full size" if worker.width_ratio == 1 else "surrogate"
@@ -258,17 +264,14 @@ def train_own_surrogate(
     started, own = time.perf_counter(), task.copies.get(trial.number, trial.number)
     try:
         state = next((found for key in task.sources if (found := state_in(load(key), own)) is not None), None)
-        over = None if state is None else state.get("over")
-        if over is None:
-            outcome = train_own(problem, trial, task, state, should_stop, on_epoch)
-            if not outcome.ended:
-                return outcome
-            over = _best(outcome.epochs, problem.settings)
-        else:
-            outcome = Outcome.of_model(trial.number, state, [], 0.0)
-        trained = outcome.epochs[-1][0] if outcome.epochs else task.span.start
-        epochs = [*outcome.epochs, *((epoch, dict(over)) for epoch in range(trained + 1, task.span.stop + 1))]
-        return Outcome.of_model(trial.number, {**outcome.state, "over": over}, epochs, outcome.seconds)
+        outcome = train_own(problem, trial, task, state, should_stop, on_epoch)
+        epochs, before = outcome.epochs, [] if state is None else [(0, state["top"])]
+        top = _best([*before, *epochs], problem.settings)
+        if outcome.ended:
+            trained = epochs[-1][0] if epochs else task.span.start
+            epochs = [*epochs, *((epoch, dict(top)) for epoch in range(trained + 1, task.span.stop + 1))]
+        reached = {**outcome.state, "top": top, "over": outcome.ended}
+        return Outcome.of_model(trial.number, reached, epochs, outcome.seconds)
     except DamagedCheckpoint:
         raise  # not the fault of the trial that loads the checkpoint
     except (Exception, SystemExit):  # SystemExit would end the script as if it had succeeded
@@ -276,8 +279,9 @@ def train_own_surrogate(
 
 
 def _best(epochs: History, settings: TuneConfig) -> Mapping[str, float]:
-    """Return the metrics of the best epoch."""
-    return epochs[ranked({i: metrics[settings.metric] for i, (_, metrics) in enumerate(epochs)}, settings.mode)[0]][1]
+    """Return the metrics of the best epoch, without values that are no numbers."""
+    best = ranked({i: metrics[settings.metric] for i, (_, metrics) in enumerate(epochs)}, settings.mode)[0]
+    return {name: value for name, value in epochs[best][1].items() if is_metric(value)}
 
 
 def state_in(checkpoint: Mapping[str, Any], number: int) -> Mapping[str, Any] | None:

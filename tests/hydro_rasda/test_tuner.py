@@ -609,6 +609,11 @@ class Centres(nn.Module):
         ({"name": ""}, ValueError, "`name` is '', but must be a folder's name"),
         ({"sweep": {"searcher": "optuna"}}, ValueError, "`sweep.searcher` is 'optuna'"),
         ({"sweep": {"rule": EXPLORES_RATE}}, ValueError, "`sweep.rule` is .*keys of `space`, which has no rate"),
+        (
+            {"sweep": {"rule": EXPLORES_RATE}, "space": {**LR, "rate": choice([1, 2])}},
+            ValueError,
+            "`sweep.rule` is .*has floats of `space`: a copy cannot change rate",
+        ),
         ({"num_samples": 0}, ValueError, "`num_samples` is 0, but must be an integer from 1 to 1000000"),
         ({"race": {"top_k": 0}}, ValueError, "`race.top_k` is 0, but must be an integer >= 1"),
     ],

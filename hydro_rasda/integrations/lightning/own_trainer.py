@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, LearningRateMonitor, ModelCheckpoint
 from torch import Tensor
 from torch.optim import Optimizer
 
 from hydro_rasda.common.argument_checks import require
-from hydro_rasda.integrations.shared import at_full_width
+from hydro_rasda.integrations.shared import at_full_width, with_fresh_callbacks
 from hydro_rasda.problem.width_argument import width_form
 from hydro_rasda.settings.config import RaceConfig, SweepConfig
 from hydro_rasda.training.worker import State, Worker
@@ -35,8 +35,11 @@ _QUIET: dict[str, Any] = {
 }
 """Arguments of each trial's trainer: reports, best weights and checkpoints are left to the run."""
 
+_LEFT_OUT = (ModelCheckpoint, LearningRateMonitor)
+"""Callbacks that save, or log to a logger: a trainer with the arguments above refuses them."""
 
-MAKES_TRAINER = "a Trainer, or a function of Trainer's keyword arguments that makes one"
+
+MAKES_TRAINER = "a Trainer of `lightning.pytorch`, or a function of its keyword arguments that makes one"
 """The rule of the argument `trainer`."""
 
 
@@ -95,7 +98,7 @@ class Reports(Checkpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report the epoch. If the run pauses or stops the trial, this call does not return to the trainer."""
         logged = {_name(name): float(value) for name, value in trainer.callback_metrics.items()}
-        self._worker.report(logged, lambda: _packed(trainer, pl_module))
+        self._worker.report(logged, lambda: _packed(trainer, pl_module), final=trainer.fit_loop.done)
 
 
 def _made(make: MakeTrainer, device: torch.device, folder: str) -> Trainer:
@@ -103,12 +106,12 @@ def _made(make: MakeTrainer, device: torch.device, folder: str) -> Trainer:
     if device.type == "cuda":
         where = {"accelerator": "gpu", "devices": [device.index or 0]}
     try:
-        trainer = make(**where, **_QUIET, default_root_dir=folder)
+        trainer = with_fresh_callbacks(make, _LEFT_OUT)(**where, **_QUIET, default_root_dir=folder)
     except Exception as error:
         raise ValueError(
             f"`trainer` is {MAKES_TRAINER}, but the call fails: {type(error).__name__}: {error}"
         ) from error
-    require(isinstance(trainer, Trainer), "trainer", type(trainer).__name__, "a function that makes a Trainer")
+    require(isinstance(trainer, Trainer), "trainer", type(trainer).__name__, MAKES_TRAINER)
     return trainer
 
 

@@ -174,7 +174,7 @@ def _followed(
     with preserved_generators():
         check_width_argument("module_fn", module_fn, sweep.surrogate)
         make = partial(call_model_fn, module_fn, form, config, 1.0)
-        module = first_model("module_fn", make, config, LightningModule, "LightningModule")
+        module = first_model("module_fn", make, config, LightningModule, "LightningModule of `lightning.pytorch`")
         refused += unfollowed(module)
         if not refused:
             train, validation = train_loader(train_dataloaders), eval_loader(val_dataloaders)

@@ -15,9 +15,11 @@ from transformers import TrainingArguments
 from transformers.trainer_utils import SchedulerType
 
 from fusion.keys import KEYS as OF_THE_LIBRARY
+from hydro_rasda.common.argument_checks import is_number, require
 from hydro_rasda.settings.config import Mode
 from hydro_rasda.space.branches import is_branching, reachable, with_defaults
 from hydro_rasda.space.domains import choice, is_a, is_grid
+from hydro_rasda.space.space import reached
 
 OPTIMIZERS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "sgd": "sgd"}
 """Values of `optim` and the library's optimizers; both AdamW of torch compute the same."""
@@ -122,6 +124,16 @@ def metrics_refused(args: TrainingArguments) -> list[str]:
     return refused
 
 
+def epochs_of(args: TrainingArguments, space: Mapping[str, Any]) -> int:
+    """Return the epochs of the longest training of a space in which `num_train_epochs` may be searched."""
+    steps = reachable(space).get("max_steps", [args.max_steps])
+    require(steps == [-1], "max_steps", steps[0], f"left out: {_REASONS['max_steps']}")
+    epochs = reached("num_train_epochs", space) or [args.num_train_epochs]
+    whole = all(is_number(each) and each == int(each) >= 1 for each in epochs)
+    require(whole, "num_train_epochs", max(epochs), "a whole number of epochs >= 1")
+    return int(max(epochs))
+
+
 _STATEFUL = {"reduce_lr_on_plateau", "greedy"}
 
 
@@ -177,6 +189,13 @@ def word(value: Any) -> str:
 
 
 _CHOICES: dict[str, Callable[[], list[str]]] = {"optim": lambda: list(OPTIMIZERS), "lr_scheduler_type": schedule_types}
+
+
+def to_known(config: Any, args: TrainingArguments) -> Any:
+    """Convert a configuration of `sweep.first`, whose names may be those of training arguments."""
+    if not isinstance(config, Mapping):
+        return config  # `tune` refuses it
+    return {KEYS.get(name, name): to_key(name, args, value) for name, value in config.items()}
 
 
 def to_space(space: Mapping[str, Any], args: TrainingArguments) -> tuple[dict[str, Any], list[str]]:

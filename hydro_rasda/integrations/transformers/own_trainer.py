@@ -16,8 +16,8 @@ from transformers import PretrainedConfig, PrinterCallback, Trainer, TrainerCall
 from transformers.utils import logging
 
 from hydro_rasda.common.argument_checks import require
-from hydro_rasda.integrations.shared import at_full_width
-from hydro_rasda.integrations.transformers.arguments import arguments_with
+from hydro_rasda.integrations.shared import at_full_width, with_fresh_callbacks
+from hydro_rasda.integrations.transformers.arguments import arguments_with, epochs_of
 from hydro_rasda.integrations.transformers.data import model_function
 from hydro_rasda.settings.config import SweepConfig
 from hydro_rasda.space.branches import reachable
@@ -30,7 +30,11 @@ TrainerClass = Callable[..., Trainer]
 
 _EACH_EPOCH: dict[str, Any] = {
     "eval_strategy": "epoch",
+    "eval_delay": 0,
+    "eval_on_start": False,
     "save_strategy": "no",
+    "save_only_model": False,
+    "restore_callback_states_from_checkpoint": True,
     "load_best_model_at_end": False,
     "disable_tqdm": True,
     "report_to": [],
@@ -53,6 +57,7 @@ def by_own_trainer(
     """Return arguments of `tune` that have the subclass train; `given` are arguments of `Trainer`."""
     rule = "a subclass of Trainer, or a function of its keyword arguments"
     require(callable(trainer_class), "trainer_class", trainer_class, rule)
+    epochs = epochs_of(args, space)
     own = tuple(name for name in reachable(space) if not hasattr(args, name))
     build = model_function(model, model_class, own, args.use_cache)
     if sweep.surrogate < 1 and not _narrows(model, build, sample(space, 1, args.seed)[0], sweep.surrogate):
@@ -65,6 +70,7 @@ def by_own_trainer(
         "train": OwnTrainer(trainer_class, args, {name: of for name, of in given.items() if name not in data}),
         "train_data": given["train_dataset"],
         "val_data": given["eval_dataset"],
+        "max_t": epochs,
         "sweep": sweep,
     }
 
@@ -102,7 +108,7 @@ class OwnTrainer:
     def __call__(self, worker: Worker) -> None:
         train_dataset, eval_dataset = worker.data
         with tempfile.TemporaryDirectory() as folder:
-            trainer = self.trainer_class(
+            trainer = with_fresh_callbacks(self.trainer_class)(
                 model=worker.model(),
                 args=arguments_with(self.args, {**worker.config, **_EACH_EPOCH, "output_dir": folder}),
                 train_dataset=train_dataset,
@@ -141,12 +147,12 @@ class Reports(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Report the last epoch."""
-        self._report()
+        self._report(final=True)
 
-    def _report(self) -> None:
+    def _report(self, final: bool = False) -> None:
         if any(name.startswith("val_") for name in self._metrics):
             metrics, self._metrics = self._metrics, {}
-            self._worker.report(metrics, self._state)
+            self._worker.report(metrics, self._state, final=final)
 
     def _state(self) -> State:
         trainer = self._trainer

@@ -33,6 +33,7 @@ from hydro_rasda.integrations.transformers.arguments import (
     metric_of,
     metrics_refused,
     own_names,
+    to_known,
     to_space,
     unfollowed,
     warmup_of,
@@ -110,11 +111,12 @@ def tune_trainer(
         model_class: Class of the model of a `PretrainedConfig`; None: the class that its `architectures` name.
         trainer_class: A subclass of `Trainer` that trains in every heat, with its own `compute_loss`, callbacks,
             optimizers and samplers. Or a function that makes one from `Trainer`'s keyword arguments, such as
-            `functools.partial(MyTrainer, callbacks=[...])`. Trials are then not fused, each trains in one process, and
-            any training argument may be in `space`; `best_config` has the names of training arguments. Only a
+            `functools.partial(MyTrainer, callbacks=[...])`, of which each trial has copies. Trials are then not fused,
+            and each trains in one process. Any training argument but `max_steps` may be in `space`; `max_t` is then the
+            largest `num_train_epochs`. `best_config` has the names of training arguments. Only a
             `PretrainedConfig` has surrogates. Each epoch is evaluated; `Trainer`'s metric "eval_f1" is reported as
             "val_f1". The run keeps the best weights and saves: `save_strategy` and `report_to` have no effect.
-        sweep: As for `tune`.
+        sweep: As for `tune`; configurations in its `first` may have the names of training arguments.
         race: As for `tune`. `args.load_best_model_at_end` decides its `keep`; its `ema` is 0 by default, as `Trainer`
             averages no weights.
         options: Other arguments of `tune`, such as `num_samples`, `backend` or `name`. `storage_path` is by default
@@ -135,6 +137,8 @@ def tune_trainer(
     if trainer_class is None:
         asked = _followed(model, args, space, model_class, given, sweep, race, options)
     else:
+        if twice := [f"{name}=: {_DECIDED}" for name in options if name in (*DECIDED, "train")]:
+            raise ValueError(_CANNOT + "\n- ".join(twice))
         asked = by_own_trainer(trainer_class, model, model_class, args, space, given, sweep)
         race = replace(race, max_workers=1)  # a trial trains in one process, because `Trainer` starts its own ranks
     metric, mode = metric_of(args)
@@ -142,7 +146,6 @@ def tune_trainer(
         **asked,
         metric=metric,
         mode=mode,
-        max_t=int(args.num_train_epochs),
         seed=args.seed,
         race=replace(unaveraged(race), keep="best" if args.load_best_model_at_end else "last"),
         **_chosen(args, options),
@@ -180,6 +183,7 @@ def _followed(
         train, validation = loaders(args, collate, train_dataset, eval_dataset)
         few = tree_map(lambda leaf: leaf[:4] if isinstance(leaf, torch.Tensor) else leaf, next(iter(validation(1))))
         sweep = narrow_or_full(sweep, first, lambda: few)
+        sweep = replace(sweep, first=tuple(to_known(known, args) for known in sweep.first))
     predictions = predictions_of(args, given["preprocess_logits_for_metrics"])
     return {
         "model_fn": model_fn,
@@ -188,6 +192,7 @@ def _followed(
         "val_data": validation,
         "objective": trainer_objective(args, None if whole is None else predictions),
         "metrics": whole,
+        "max_t": int(args.num_train_epochs),
         "sweep": sweep,
     }
 
@@ -202,11 +207,12 @@ def _wrong_metric(args: TrainingArguments, whole: TrainerMetrics | None) -> list
 def _check_followed(args: TrainingArguments, wrong: list[str]) -> None:
     refused, idle = unfollowed(args)
     if refused or wrong:
-        raise ValueError("tune_trainer() cannot follow:\n- " + "\n- ".join([*refused, *wrong]))
+        raise ValueError(_CANNOT + "\n- ".join([*refused, *wrong]))
     if idle:
         warn(f"these training arguments have no effect here: {', '.join(idle)}")
 
 
+_CANNOT = "tune_trainer() cannot follow:\n- "
 _DECIDED = "the training arguments and data sets decide it"
 
 

@@ -122,7 +122,10 @@ def test_manual_optimization_comes_to_the_weights_that_it_has_alone(tmp_path: Pa
 def test_narrow_modules_have_the_rates_of_their_width_before_schedulers_read_them(tmp_path: Path) -> None:
     """For Adam, muP's rate of hidden matrices is inversely proportional to the width (Tensor Programs V, table 8)."""
     seen: dict[int, tuple[list[float], list[float]]] = {}
-    make = partial(pl.Trainer, max_epochs=EPOCHS, callbacks=[Rates(seen)])
+
+    def make(**given: Any) -> pl.Trainer:
+        return pl.Trainer(max_epochs=EPOCHS, callbacks=[Rates(seen)], **given)
+
     tuned(tmp_path, {"rate": choice([0.002])}, double, trainer=make, num_samples=1)
     assert set(seen) == {8, 32}
     assert seen[32] == ([0.002], [0.002])
@@ -130,14 +133,27 @@ def test_narrow_modules_have_the_rates_of_their_width_before_schedulers_read_the
         assert sorted(rates) == [0.002, 0.008]
 
 
+def test_patience_of_a_trial_ends_no_other(tmp_path: Path) -> None:
+    """The first trial is best at once, so that its score would end the others, which only begin slowly."""
+    stopping = pl.callbacks.EarlyStopping("val/mse", patience=2)
+    saving = [pl.callbacks.ModelCheckpoint(tmp_path), pl.callbacks.LearningRateMonitor()]  # which are left out
+    make = partial(pl.Trainer, max_epochs=EPOCHS, callbacks=[stopping, *saving])
+    sweep = SweepConfig(surrogate=1 / 4, first=[{"rate": 1e-2}])
+    result = tuned(
+        tmp_path, {"rate": loguniform(1e-9, 1e-8)}, double, trainer=make, sweep=sweep, race=RaceConfig(top_k=4)
+    )
+    assert [record.epochs for record in result.trials if record.epochs]
+    assert (stopping.wait_count, stopping.best_score.isinf().item()) == (0, True)
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"trainer": lambda **_: None}, "`trainer` is 'NoneType', but must be a function that makes a Trainer"),
+        ({"trainer": lambda **_: None}, "`trainer` is 'NoneType', but must be a Trainer of `lightning.pytorch`"),
         ({"trainer": lambda: pl.Trainer()}, "makes one, but the call fails: TypeError"),
         ({"trainer": partial(pl.Trainer, max_epochs=-1)}, "`trainer` is 'max_epochs=-1', but must be one with epochs"),
         ({"monitor": "val/loss"}, "val_loss"),
-        ({"trainer": 3}, "`trainer` is 3, but must be a Trainer, or a function of Trainer's keyword arguments"),
+        ({"trainer": 3}, "`trainer` is 3, but must be a Trainer of `lightning.pytorch`, or a function"),
     ],
 )
 def test_what_cannot_be_run_is_refused_by_name(tmp_path: Path, options: dict[str, Any], told: str) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer
+from transformers import EarlyStoppingCallback, LlamaConfig, LlamaForCausalLM, Trainer
 
-from hydro_rasda import RaceConfig, loguniform
+from hydro_rasda import RaceConfig, SweepConfig, choice, loguniform
 from tests.hydro_rasda.integrations.test_transformers import TEXT, arguments, gpt2, tuned
 
 pytestmark = [
@@ -30,10 +30,16 @@ class Squared(Trainer):  # type: ignore[misc]
 
 @pytest.mark.filterwarnings("ignore:the model is swept at its full width")
 @pytest.mark.filterwarnings("ignore:the model's initial weights are the same from every seed")
-def test_a_subclass_comes_to_the_weights_that_it_has_alone(tmp_path: Path) -> None:
-    """Over rungs, at each of which training is left and resumed."""
-    args = arguments(tmp_path, train_sampling_strategy="random", lr_scheduler_type="cosine", weight_decay=0.1)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, pytest.param({"save_only_model": True, "eval_on_start": True, "eval_delay": 2}, marks=pytest.mark.slow)],
+)
+def test_a_subclass_comes_to_the_weights_that_it_has_alone(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Over rungs, at each of which training is left and resumed, however it saves and evaluates."""
+    given = {"train_sampling_strategy": "random", "lr_scheduler_type": "cosine", "weight_decay": 0.1}
+    args = arguments(tmp_path, **given, **changes)
     result = tuned(gpt2, args, trainer_class=Squared, race=RaceConfig(top_k=2, keep="last"))
+    assert {line["epoch"] for record in result.trials for line in record.history} == {1, 2, 3}
     alone = Squared(gpt2(), result.args, train_dataset=TEXT, eval_dataset=TEXT[:12])
     alone.train()
     weights = alone.model.state_dict()
@@ -62,3 +68,53 @@ def test_narrow_models_sweep(tmp_path: Path) -> None:
         trainer_class=partial(Noting, callbacks=[]),
     )
     assert widths == {4, 32}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the model is swept at its full width")
+@pytest.mark.filterwarnings("ignore:the model's initial weights are the same from every seed")
+def test_patience_is_a_trials_own_and_lasts_over_rungs(tmp_path: Path) -> None:
+    """Rungs are after 1 and 3 epochs of 9. The first trial diverges, and so is worse at every epoch but the first."""
+    stopping = EarlyStoppingCallback(2)
+    args = arguments(tmp_path, num_train_epochs=9, metric_for_best_model="loss", greater_is_better=False)
+    make = partial(Trainer, callbacks=[stopping])
+    sweep = SweepConfig(first=[{"learning_rate": 30.0}])
+    result = tuned(gpt2, args, trainer_class=make, sweep=sweep, race=RaceConfig(top_k=2))
+    alone = Trainer(
+        gpt2(), result.args, train_dataset=TEXT, eval_dataset=TEXT[:12], callbacks=[EarlyStoppingCallback(2)]
+    )
+    alone.args.eval_strategy = "epoch"
+    alone.train()
+    assert result.trials[result.best_trial].epochs == alone.state.epoch
+    assert stopping.early_stopping_patience_counter == 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the model is swept at its full width")
+@pytest.mark.filterwarnings("ignore:the model's initial weights are the same from every seed")
+def test_numbers_of_epochs_are_searched(tmp_path: Path) -> None:
+    space = {"num_train_epochs": choice([1, 4]), "learning_rate": 1e-3}
+    result = tuned(gpt2, arguments(tmp_path), space, trainer_class=Trainer, num_samples=4, race=RaceConfig(top_k=4))
+    asked = {record.config["num_train_epochs"] for record in result.trials}
+    ended = {
+        (record.config["num_train_epochs"], record.epochs) for record in result.trials if record.status == "finished"
+    }
+    assert asked == {1, 4}
+    assert ended == {(1, 1), (4, 4)}
+    assert result.args.num_train_epochs == result.best_config["num_train_epochs"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "told"),
+    [
+        ({"max_steps": 9}, {}, "`max_steps` is 9, but must be left out: a training has whole epochs"),
+        ({}, {"space": {"max_steps": choice([6, 9])}}, "`max_steps` is .*, but must be left out"),
+        ({"num_train_epochs": 2.5}, {}, r"`num_train_epochs` is 2\.5, but must be a whole number of epochs >= 1"),
+        ({}, {"seed": 3}, "tune_trainer.. cannot follow:\n- seed=: the training arguments and data sets decide it"),
+    ],
+)
+def test_what_would_train_otherwise_is_refused(
+    changes: dict[str, Any], options: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        tuned(gpt2, arguments(tmp_path, **changes), trainer_class=Trainer, **options)

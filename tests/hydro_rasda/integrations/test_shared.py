@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from torch import nn
 from hydro_rasda import RaceConfig, SweepConfig, loguniform
 from hydro_rasda.integrations.lightning import tune_module
 from hydro_rasda.integrations.peft import tune_adapters
-from hydro_rasda.integrations.shared import narrow_or_full, unaveraged
+from hydro_rasda.integrations.shared import narrow_or_full, unaveraged, with_fresh_callbacks
 from hydro_rasda.integrations.transformers import tune_trainer
 
 CALLS: dict[str, Callable[..., Any]] = {
@@ -47,6 +49,15 @@ def test_a_model_that_cannot_be_narrow_is_swept_at_full_width() -> None:
         UserWarning, match=r"swept at its full width \(`sweep=SweepConfig\(surrogate=1\)`\), not at 0.5: "
     ):
         assert narrow_or_full(asked, OfOneWidth(), example) == SweepConfig(surrogate=1, fusion=4)
+
+
+def test_callbacks_that_have_a_copy_are_copied() -> None:
+    stateful, single = [1], partial(dict, callbacks=(lock := threading.Lock()))
+    made = with_fresh_callbacks(partial(dict, callbacks=[stateful, lock], max_epochs=3))()
+    assert made == {"callbacks": [stateful, lock], "max_epochs": 3}
+    assert made["callbacks"][0] is not stateful
+    assert with_fresh_callbacks(single)() == {"callbacks": [lock]}
+    assert with_fresh_callbacks(dict) is dict
 
 
 @pytest.mark.parametrize("surrogate", [0.5, 0.25])

@@ -32,6 +32,7 @@ from hydro_rasda import (
     loguniform,
     tune,
 )
+from hydro_rasda.schedulers import NoStopping
 from tests.hydro_rasda.conftest import on_threads
 from tests.hydro_rasda.forks import is_killed
 
@@ -167,6 +168,30 @@ def test_who_returns_early_is_compared_by_its_best_epoch(search: Callable[..., T
     narrow = {r.trial: [line["reward"] for line in r.history if line["heat"] == "sweep"] for r in result.trials}
     assert all(len(rewards) == 4 and len({*rewards}) == 1 for rewards in narrow.values())
     assert sum(iteration == 0 for _, iteration in calls) == len(narrow) + 2, "over is over: it is not called again"
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("surrogate", [1 / 4, 1])
+@pytest.mark.parametrize("says_so", [False, True])
+def test_who_ends_at_a_rung_is_over(search: Callable[..., TuneResult], surrogate: float, says_so: bool) -> None:
+    """Rungs are after 2 and 4 epochs. The second epoch is the last, which some functions say."""
+    calls: list[int] = []
+
+    def two_epochs(worker: Worker) -> None:
+        calls.append(worker.iteration)
+        order = worker.report
+        if says_so:
+            worker.report = lambda *given: order(*given, final=worker.iteration == 1)  # type: ignore[method-assign]
+        train(worker, last=None if says_so else 2)
+
+    sweep = SweepConfig(surrogate=surrogate, rule=NoStopping(4, every=2))
+    result = search(two_epochs, sweep=sweep, max_t=8, num_samples=3)
+    assert result.finished
+    assert not [record.error for record in result.trials if record.error]
+    for record in result.trials:
+        rewards = [line["reward"] for line in record.history if line["heat"] == "sweep"]
+        assert rewards == [*rewards[:2], max(rewards[:2]), max(rewards[:2])]
+    assert {*calls} == ({0} if says_so else {0, 2})
 
 
 @pytest.fixture
