@@ -147,6 +147,12 @@ def test_a_line_says_why_a_trial_with_a_better_score_did_not_win(status: Status,
         assert "had a better" not in printed(other)
 
 
+def test_a_trial_that_the_time_budget_stopped_was_not_behind_others() -> None:
+    short = replace(RECORD, finished=False, trials=DOUBTFUL)
+    assert f"\n{BETTER}training ended after epoch 2\n" in printed(short)
+    assert "may have become better (80%): raise `time_budget_s` to find out\n" in printed(short)
+
+
 def test_a_line_names_the_configuration_to_train_again_without_averages() -> None:
     def told(winner: float, other: float, name: str = "val_loss_unaveraged", **known: Any) -> str:
         ends = {2: {"val_loss": 0.25, "val_loss_unaveraged": winner}, 1: {"val_loss": 0.3, name: other}}
