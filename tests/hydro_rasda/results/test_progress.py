@@ -136,6 +136,8 @@ def test_failures_are_counted_in_the_last_lines() -> None:
     lines = closing_lines(record, "runs/a")
     assert lines[-2] == "1 of 7 trials failed and 1 diverged; to see why: hydro-rasda show runs/a"
     assert lines[3].startswith("Cost: 20 s (2.5 full trainings); ")  # 6 epochs of 4, and 8 s of 4 times 2 s
+    longer = closing_lines(replace(record, max_t=9), "runs/a")
+    assert longer[1].endswith("at full size after epoch 4 of 4 (a full training has 9).")
     unfinished = replace(record, best_metric=math.nan, finished=False)
     lines = closing_lines(unfinished, "runs/a")
     assert lines[1].startswith("Its val_loss on the validation data is 0.6, on its surrogate: no full-size model")
@@ -149,8 +151,12 @@ def test_a_message_is_shown_as_it_is() -> None:
     assert captured.get() == "going on with [/red] in a folder of a long name\n"
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_without_a_terminal_a_line_a_minute_says_how_far_it_is(terminal: bool) -> None:
+@pytest.mark.parametrize(("terminal", "term"), [(False, "xterm"), (True, "dumb"), (True, "xterm")])
+def test_without_a_terminal_a_line_a_minute_says_how_far_it_is(
+    terminal: bool, term: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a bar fit a terminal whose lines cannot be written again."""
+    monkeypatch.setenv("TERM", term)
     file = io.StringIO()
     progress = Progress(Console(file=file, force_terminal=terminal, highlight=False))
     progress.on_event(HeatBegan(seconds=1000.0, heat="sweep", epochs=500))
@@ -163,7 +169,7 @@ def test_without_a_terminal_a_line_a_minute_says_how_far_it_is(terminal: bool) -
     progress.on_event(HeatEnded(seconds=1501.0))
     progress.on_event(EpochsTrained(seconds=9999.0, epochs=1))
     lines = file.getvalue().splitlines()
-    if terminal:
+    if terminal and term != "dumb":
         assert lines == ["7 of 9 go on"]
         return
     assert lines[:4] == [
