@@ -16,6 +16,7 @@ from typing import Any
 import rich.progress
 from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
 from rich.text import Text
 
 from hydro_rasda.common.console import LINE_SECONDS, PrintableConsole, duration, make_console
@@ -86,7 +87,7 @@ class Progress:
             BarColumn(bar_width=8 if self._narrow else 30),
             TaskProgressColumn(),
             *([] if self._narrow else [TimeElapsedColumn()]),
-            _TimeLeftColumn(),
+            _TimeLeftColumn(table_column=Column(no_wrap=True)),
             _NoteColumn(),
             console=self.console,
             transient=True,

@@ -213,6 +213,14 @@ def test_the_table_leaves_out_what_all_trials_share() -> None:
     assert "spared about 24 s" in table  # 16 epochs of 2 s, less the 8 s
 
 
+def test_a_narrow_table_has_all_columns() -> None:
+    console = Console(width=44)
+    with console.capture() as captured:
+        console.print(render(RECORD))
+    for trial in RECORD.trials:
+        assert f"lr={trial.config['lr']}" in captured.get()
+
+
 def test_brackets_are_no_markup() -> None:
     assert "path=[/red]0" in printed(RECORD)
 

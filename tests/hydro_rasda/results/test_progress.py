@@ -304,6 +304,14 @@ def test_in_80_columns_nothing_of_the_bar_is_cut_short_and_it_tells_what_is_best
     assert "…" not in bar
 
 
+def test_in_40_columns_the_leader_is_cut_short_and_not_the_time_left() -> None:
+    trained = EpochsTrained(seconds=1.0, epochs=128, seconds_left=3.0)
+    progress, file = shown(HeatBegan(seconds=0.0, heat="sweep", epochs=384), trained, **BAR | {"width": 40})
+    with progress:
+        progress.on_event(scored("sweep", 100, 0.0123456))
+    assert re.search(r"sweep \S+ +25% 0:00:0\d left trial 1…\n", file.getvalue())
+
+
 def test_at_full_size_no_surrogate_leads() -> None:
     """Nor in a run that is resumed there."""
     recalled = replace(scored("sweep", 7, 0.125, epoch=9), recalled=True)
