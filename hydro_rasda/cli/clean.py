@@ -11,6 +11,7 @@ import typer
 from hydro_rasda.cli.output import print_json, say, size
 from hydro_rasda.common.argument_checks import require
 from hydro_rasda.common.console import one_line
+from hydro_rasda.common.short_values import counted
 from hydro_rasda.records.record_from_journal import read_record
 from hydro_rasda.run.claim import hold
 from hydro_rasda.run.files import TEMPORARY, matching, remove
@@ -58,12 +59,12 @@ def clean_run(path: str, best_only: bool, yes: bool, as_json: bool) -> bool:
         print_json({"bytes": sum(sizes.values()), "files": told})
         return True
     if not files:
-        say(f"nothing to free: {_kept(Path(path))}")
+        say(f"nothing to free: {_kept(Path(path), best_only)}")
         return True
     for file, count in sizes.items():
         say(f"{size(count):>8}  {one_line(file.name)}")
     warning = "; the run can then not be extended, and other finalists' models are gone" if best_only else ""
-    print(f"{_counted(files)}, {size(sum(sizes.values()))}{warning}")
+    print(f"{counted(len(files), 'file')}, {size(sum(sizes.values()))}{warning}")
     if not yes and not typer.confirm("remove them?"):
         return False
     removed = remove_unneeded(path, best_only)
@@ -71,12 +72,13 @@ def clean_run(path: str, best_only: bool, yes: bool, as_json: bool) -> bool:
     return True
 
 
-def _kept(path: Path) -> str:
+def _kept(path: Path, best_only: bool) -> str:
     left = matching(path.expanduser() / "checkpoints", "*.pt", 1)
     if not left:
         return "there are no checkpoints"
     total = size(sum(_sizes(left).values()))
-    return f"{_counted(left)} ({total}) hold models that are asked for, or that going on needs; see --best-only"
+    more = "" if best_only else "; see --best-only"
+    return f"{counted(len(left), 'file')} ({total}) of models may be asked for, or needed to resume{more}"
 
 
 def _sizes(files: Sequence[Path]) -> dict[Path, int]:
@@ -85,7 +87,3 @@ def _sizes(files: Sequence[Path]) -> dict[Path, int]:
         with contextlib.suppress(FileNotFoundError):
             found[file] = file.lstat().st_size
     return found
-
-
-def _counted(files: Sequence[Path]) -> str:
-    return f"{len(files)} file{'' if len(files) == 1 else 's'}"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 
 from hydro_rasda.common.console import duration, one_line, printable
@@ -50,11 +51,17 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print a table: one line for each row, however wide, with numbers to the right. Programs can read it, too."""
     headings, cells = [*map(one_line, headings)], [[*map(_cell, row)] for row in rows]
     columns = [*zip(*rows, strict=True)] or [() for _ in headings]
-    adjust = [str.rjust if column and all(map(_numeric, column)) else str.ljust for column in columns]
-    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    right = [bool(column) and all(map(_numeric, column)) for column in columns]
+    widths = [max(map(cell_len, column)) for column in zip(headings, *cells, strict=True)]
     for i, line in enumerate([headings, *cells]):
-        text = "  ".join(to(cell, width) for to, cell, width in zip(adjust, line, widths, strict=True)).rstrip()
+        text = "  ".join(map(_aligned, line, widths, right)).rstrip()
         typer.echo(text if i else typer.style(text, bold=True))  # without a terminal, echo drops the style
+
+
+def _aligned(cell: str, width: int, right: bool) -> str:
+    """Pad a cell to a width on the screen, on which a character may take two places."""
+    gap = " " * (width - cell_len(cell))
+    return gap + cell if right else cell + gap
 
 
 def _numeric(value: Any) -> bool:
@@ -74,5 +81,5 @@ def size(count: int) -> str:
     """Write a number of bytes for people."""
     for unit, power in (("GB", 3), ("MB", 2), ("kB", 1)):
         if count >= 1000**power:
-            return f"{count / 1000**power:.3g} {unit}"
+            return f"{show(count / 1000**power)} {unit}"
     return f"{count} bytes"

@@ -121,7 +121,7 @@ def show_run(path: str, json: bool) -> None:
         console.print(line, markup=False)
     if len(lines) > FAILED:
         others = f"hydro-rasda trials {shlex.quote(path)} -w status=failed --json"
-        console.print(f"{len(lines) - FAILED} other errors: {others}", markup=False)
+        console.print(f"{len(lines) - FAILED} other errors: {others}", markup=False, soft_wrap=True)
     shown = sampling_line(record)  # the lines below the table already have it
     for message in [message for message in record.messages if message.text not in shown][-SAID:]:
         console.print(f"{duration(message.seconds)}: {message.text}", markup=False, highlight=False)

@@ -11,6 +11,7 @@ from typing import Any
 from hydro_rasda.cli.output import print_json, print_table, say, size
 from hydro_rasda.common.argument_checks import require
 from hydro_rasda.common.console import duration
+from hydro_rasda.common.short_values import counted, show
 from hydro_rasda.schedulers import Mode
 from hydro_rasda.simulator import Forecast, PastRun, Recommendation, Scenario, forecast, read_past_run, recommend, why
 from hydro_rasda.simulator.forecast import TOLERANCE, TUNE
@@ -95,9 +96,10 @@ def _basis(run: PastRun, scenario: Scenario) -> list[str]:
     epoch = cost.steps * cost.step_seconds + cost.serial_seconds
     gradients = f"{size(int(cost.gradient_bytes))} of gradients" if cost.gradient_bytes else "gradients without cost"
     measured = scenario.restart_seconds is None and run.restart_seconds is not None
-    told = f" (as in the run's {run.resizes} resizes)" if measured else ""
+    told = f" (as in the run's {counted(run.resizes, 'resize')})" if measured else ""
     return [
-        f"{trials} trials on {scenario.gpus:,} GPUs, {scenario.workers} for a new trial, {scenario.seeds} seeds",
+        f"{counted(trials, 'trial')} on {_gpus(scenario.gpus)}, {scenario.workers} for a new trial, "
+        f"{counted(scenario.seeds, 'seed')}",
         f"an epoch on one GPU {duration(epoch)} ({scenario.serial:.0%} of it serial), {gradients}, "
         f"a restart {duration(cost.restart_seconds)}{told}",
     ]
@@ -130,7 +132,7 @@ def _advice(advice: Recommendation, scenario: Scenario, limits: str) -> list[str
     if advice.rule:
         lines.append(f"{limits[0].upper()}{limits[1:]}: {_chosen(advice.rule)}")
     else:
-        lines.append(f"Nothing {limits} on at most {scenario.gpus:,} GPUs; nearest: {_chosen(advice.nearest)}")
+        lines.append(f"Nothing {limits} on at most {_gpus(scenario.gpus)}; nearest: {_chosen(advice.nearest)}")
     if advice.tune:
         lines.append(f"With surrogates first: {_chosen(advice.tune)}")
     lines.append(
@@ -139,10 +141,13 @@ def _advice(advice: Recommendation, scenario: Scenario, limits: str) -> list[str
     return lines
 
 
+def _gpus(count: int) -> str:
+    return f"{count:,} GPU{'s' * (count != 1)}"
+
+
 def _chosen(each: Forecast) -> str:
     what = 'tune(backend="ray")' if each.rule == TUNE else each.name
-    gpus, workers = (f"{n:,} GPU{'s' if n > 1 else ''}" for n in (each.gpus, each.workers))
     return (
-        f"{what} on {gpus}, {workers} for a new trial: {duration(each.hours * HOUR)}, "
-        f"{each.reserved_gpu_hours:.3g} GPU hours"
+        f"{what} on {_gpus(each.gpus)}, {_gpus(each.workers)} for a new trial: {duration(each.hours * HOUR)}, "
+        f"{show(each.reserved_gpu_hours)} GPU hours"
     )

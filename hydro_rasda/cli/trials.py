@@ -59,7 +59,7 @@ def comment(record: RunRecord, trial: TrialRecord) -> str:
     elif trial.sweep_epochs:
         told = f"{show(trial.sweep_metric, 6)} ({record.mode}) on its surrogate, epoch {trial.sweep_epochs}"
     else:
-        told = "not known yet"
+        told = "none, as it failed" if trial.status == "failed" else "not known yet"
     unread = f"; nothing reads {', '.join(trial.unread)}" if trial.unread else ""
     return f"trial {trial.trial} of {record.path.name}: {record.metric} {told}{unread}"
 

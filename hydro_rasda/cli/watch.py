@@ -75,7 +75,7 @@ def watch_run(path: str, as_json: bool, clock: Clock | None = None, wait: bool =
             if record is not None and (told := _values(record)) != before:
                 print(json.dumps(told), flush=True)
                 before = told
-    elif console.is_terminal:
+    elif console.is_interactive:
         _show_live(looks, folder, console)
     else:
         _print_lines(looks, folder, console, clock)
@@ -134,7 +134,7 @@ def _print_lines(looks: Iterator[RunRecord | None], folder: Path, console: Conso
         if record is not None and record.ended:
             print_record(console, record)
         elif line != said and clock.now() - at >= LINE_SECONDS:
-            console.print(f"{time.strftime('%H:%M:%S')} {line}", markup=False)
+            console.print(f"{time.strftime('%H:%M:%S')} {line}", markup=False, soft_wrap=True)
             said, at = line, clock.now()
 
 

@@ -36,6 +36,25 @@ def error_line(told: str | None) -> str:
     return next((line for line in below.splitlines()[1:] if frame and not line.startswith(" ")), last)
 
 
+def counted(count: float, name: str) -> str:
+    """Return a count and the name of what is counted, in the plural unless it is 1; floats have two digits.
+
+    >>> counted(1, "epoch"), counted(0, "epoch"), counted(1.04, "full training"), counted(2.5, "full training")
+    ('1 epoch', '0 epochs', '1 full training', '2.5 full trainings')
+    """
+    told = show(count, 2)
+    return f"{told} {name}{'s' * (told != '1')}"
+
+
+def all_of(count: int, name: str) -> str:
+    """Name all of several things.
+
+    >>> all_of(1, "trial"), all_of(3, "trial")
+    ('the only trial', 'all 3 trials')
+    """
+    return f"the only {name}" if count == 1 else f"all {count} {name}s"
+
+
 def numbers_first(value: Any) -> tuple[int, float, str]:
     """Return a key by which values of any types sort: numbers come before texts.
 

@@ -11,6 +11,7 @@ from typing import Any
 from fusion import lr_factor
 from fusion.keys import SCHEDULE_FREE, optimizer_names, read
 from fusion.warn import warn
+from hydro_rasda.common.short_values import all_of
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.data import EVAL_BATCH_FACTOR, naming_batch
 from hydro_rasda.dry_run.dry_run import DryRun
@@ -112,8 +113,8 @@ def get_ready(
         messages.insert(0, f"warm-ups last up to {warmup:g} epochs: the first rungs are {rungs}")
     count = max(settings.num_samples, len(trials))  # a grid has more trials; with a searcher, `trials` has the first
     if settings.sweep.surrogate < 1 and count <= settings.race.top_k:
-        few = f"all {count} configurations can become finalists, whatever their surrogates say"
-        messages.append(f"{few}: `sweep=SweepConfig(surrogate=1)` trains them at full size from the start")
+        few = f"whatever surrogates say, {all_of(count, 'configuration')} can enter the race"
+        messages.append(f"{few}: `sweep=SweepConfig(surrogate=1)` trains at full size from the start")
     if named_rule and settings.sweep.surrogate < 1 and has_shares(keys, configs):
         *_, before, last = (0, *later.sweep_milestones)
         problem = replace(problem, horizon=last, unhurried=before)

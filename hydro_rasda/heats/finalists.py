@@ -13,6 +13,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from hydro_rasda.common.short_values import all_of
 from hydro_rasda.heats.cost_limits import all_fit
 from hydro_rasda.heats.search import Search
 from hydro_rasda.history.history import FINALISTS, SCHEDULES
@@ -120,7 +121,8 @@ def _all_failed(run: Run, count: int, stop: int, which: str = "") -> AllTrialsFa
         advice = f"look at what gives {metric}, since {len(learnt)} of them have a finite train_loss; see {journal}"
     else:
         advice = f"lower `lr` or look into {journal}"
-    told = f"all {count} trials{which} diverged or failed by epoch {stop} of the sweep: no finite {metric}; {advice}"
+    who = all_of(count, "trial")
+    told = f"{who}{which} diverged or failed by epoch {stop} of the sweep: no finite {metric}; {advice}"
     if run.history.failures:
         number, error = next(iter(run.history.failures.items()))
         told += f"\n\nTrial {number} failed with\n{error}"

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
+from hydro_rasda.common.short_values import counted
 from hydro_rasda.contracts import Devices
 from hydro_rasda.heats.group_queue import Dispatcher
 from hydro_rasda.heats.transfer_check import CHECKED
@@ -74,12 +75,12 @@ class RunPlan:
         each = f", each with {told}" if (told := models_in_words(settings, "sweep")) else ""
         shared = settings.sweep.fusion != 1 and known and 1 < kinds < self._count
         of = f" Models of one structure train together; these have {kinds} structures." if shared else ""
-        yield f"{self._count} configuration{'s' * (self._count != 1)}{each}{f', on {where}' if where else ''}.{of}"
+        yield f"{counted(self._count, 'configuration')}{each}{f', on {where}' if where else ''}.{of}"
         ratio = Fraction(settings.sweep.surrogate).limit_denominator(64)
         width = f"surrogates of {ratio} of the width" if ratio < 1 else "models at full width"
         if settings.sweep.depth < 1:
             width += f" and {Fraction(settings.sweep.depth).limit_denominator(64)} of the depth"
-        yield f"First, {width} train for {swept * settings.models('sweep'):.0f} epochs in all."
+        yield f"First, {width} train for {counted(round(swept * settings.models('sweep')), 'epoch')} in all."
         if (middle := self._run.history.middle) is not None:
             yield from self._middle_lines(middle, swept, raced)
             return
@@ -89,7 +90,7 @@ class RunPlan:
         best = f"the best {finalists} train" if finalists > 1 else "the best one trains"
         raced *= settings.models("race")
         each = f", each with {told}" if (told := models_in_words(settings, "race")) else ""
-        yield f"Then {best} at full size{each}, for about {raced:.0f} epochs in all."
+        yield f"Then {best} at full size{each}, for about {counted(round(raced), 'epoch')} in all."
         if self._finds_schedules:
             yield "They train by the schedules that the population found, smoothed, and beside them by a linear decay."
 
@@ -105,9 +106,9 @@ class RunPlan:
         epochs, models = min(middle.entrants, self._count) * settings.max_t, settings.models("middle")
         ratio = Fraction(middle.width).limit_denominator(64)
         told = f"Then the best {min(middle.entrants, self._count)} train anew on surrogates of {ratio} of the width"
-        yield f"{told}, to their ends, for {epochs * models} epochs in all."
+        yield f"{told}, to their ends, for {counted(epochs * models, 'epoch')} in all."
         best = f"the best {self._finalists} of them train" if self._finalists > 1 else "the best of them trains"
-        yield f"Last, {best} at full size, for about {raced * settings.models('race'):.0f} epochs in all."
+        yield f"Last, {best} at full size, for about {counted(round(raced * settings.models('race')), 'epoch')} in all."
         whole = settings.max_t * settings.models("race")
         costs = [swept * models * narrow / whole, epochs * models * wider / whole, raced / settings.max_t]
         heats = " + ".join(f"{cost:.2f}" for cost in costs)
@@ -126,7 +127,7 @@ def tell_race(run: Run, pieces: Iterable[Piece], finalists: int) -> None:
     if run.callbacks:
         trains = f"{finalists} finalists train" if finalists > 1 else "one finalist trains"
         epochs = run.settings.models("race") * sum(piece.epochs for piece in pieces)
-        run.say(f"The sweep is over: {trains} at full size, for about {epochs:.0f} more epochs in all.")
+        run.say(f"The sweep is over: {trains} at full size, for about {counted(round(epochs), 'more epoch')} in all.")
 
 
 def race_pieces(run: Run, finalists: int, first: int | None = None, start: int = 0, trained: int = 0) -> list[Piece]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hydro_rasda.common.heat_names import HEAT_NAMES, HeatName
-from hydro_rasda.common.short_values import show
+from hydro_rasda.common.short_values import counted, show
 from hydro_rasda.plots.figure_style import (
     BAD,
     BEST,
@@ -172,7 +172,7 @@ def _bands(curves: Sequence[_Curve], legend: bool) -> list[dict[str, Any]]:
     median = {
         "x": epochs,
         "y": found[50],
-        "text": [f"{text}<br>{len(after[epoch])} trials" for epoch, text in zip(epochs, told)],
+        "text": [f"{text}<br>{counted(len(after[epoch]), 'trial')}" for epoch, text in zip(epochs, told)],
         "name": "median",
         "legendgroup": "median",
         "showlegend": legend,

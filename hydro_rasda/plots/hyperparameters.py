@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hydro_rasda.common.optional_packages import needed_by
-from hydro_rasda.common.short_values import numbers_first, show
+from hydro_rasda.common.short_values import counted, numbers_first, show
 from hydro_rasda.plots.figure_style import (
     FINALISTS,
     LOG,
@@ -209,8 +209,8 @@ _DOTS, _GRID = 500, 40
 
 def _where(trial: TrialRecord) -> str:
     if trial.epochs:
-        return f"trial {trial.trial}, {trial.epochs} epochs at full size"
-    return f"trial {trial.trial}, {trial.sweep_epochs} epochs on its surrogate"
+        return f"trial {trial.trial}, {counted(trial.epochs, 'epoch')} at full size"
+    return f"trial {trial.trial}, {counted(trial.sweep_epochs, 'epoch')} on its surrogate"
 
 
 def _evenly_drawn(record: RunRecord) -> Set[str]:
@@ -393,4 +393,4 @@ def places(result: RunRecord, most: int | None = None) -> Study:
 def too_few(record: RunRecord, what: str = "hyperparameters that differ") -> str:
     """Say why there is nothing to show about the hyperparameters."""
     count = len(begun(record))
-    return f"{count} of {len(record.trials)} trials have begun: too few to tell, or without {what}"
+    return f"{count} of {counted(len(record.trials), 'trial')} begun: too few to tell, or without {what}"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from hydro_rasda.common.console import duration
 from hydro_rasda.common.heat_names import HEAT_NAMES, HeatName
+from hydro_rasda.common.short_values import counted
 from hydro_rasda.plots.curves import COLORS
 from hydro_rasda.plots.figure_style import (
     BEST,
@@ -126,7 +127,7 @@ def cost(result: RunRecord) -> Figure:
         return nothing("nothing has been trained yet")
     heats = by_heat(spent)
     rest = max(0.0, spent.seconds - sum(seconds for _, seconds in heats.values()))
-    parts = {f"{heat}, {epochs} epochs": (seconds, COLORS[heat]) for heat, (epochs, seconds) in heats.items()}
+    parts = {f"{name}, {counted(epochs, 'epoch')}": (took, COLORS[name]) for name, (epochs, took) in heats.items()}
     parts["planning, checks, files"] = rest, FAINT
     figure = new_figure(height=340, barmode="stack", xaxis={"title": {"text": "seconds"}})
     figure.update_layout(yaxis={"automargin": True, "autorange": "reversed"})

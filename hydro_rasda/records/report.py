@@ -15,7 +15,7 @@ from rich.text import Text
 
 from hydro_rasda.common.console import duration
 from hydro_rasda.common.heat_names import HEAT_NAMES, HeatName
-from hydro_rasda.common.short_values import error_line, show
+from hydro_rasda.common.short_values import counted, error_line, show
 from hydro_rasda.history.lines import number_of, score_in
 from hydro_rasda.records.records import (
     DIFFER,
@@ -40,24 +40,23 @@ SHOWN = 8
 def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
     """Draw a table of the best trials (`shown`; None for all), those at full size first, and the cost of the run."""
     records = best_first(result)[:shown]
-    title = f"{len(records)} of {len(result.trials)} trials, by {result.metric} ({result.mode})"
+    title = f"{len(records)} of {counted(len(result.trials), 'trial')}, by {result.metric} ({result.mode})"
     table = Table(title=Text(title, style="table.title"), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     middle = any(record.middle_epochs for record in result.trials)
     for heading in ("trial", "sweep\n(epochs)", *["middle\n(epochs)"] * middle, "race\n(epochs)"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right")
     table.add_column("status", no_wrap=True)
     table.add_column("configuration", overflow="fold")
     names = varied(result)
     for record in records:
         settings = " ".join(f"{name}={show(value)}" for name, value in record.used.items() if name in names)
         table.add_row(*_row(record, middle), Text(settings))
-    lines = [*_told(result), *filter(None, [failed_and_diverged(result)])]
-    return Group(table, *map(Text, lines))
+    return Group(table, *map(Text, _told(result)))
 
 
 def _told(result: RunRecord) -> list[str]:
     lines = chosen_line(result) + front_lines(result) + doubt_line(result) + agreement_line(result)
-    return [*filter(None, [live_line(result)]), cost_line(result), *lines]
+    return [*filter(None, [live_line(result), cost_line(result), *lines, failed_and_diverged(result)])]
 
 
 def as_html(result: RunRecord) -> str:
@@ -68,9 +67,9 @@ def as_html(result: RunRecord) -> str:
     heads = ["trial", "sweep (epochs)", *["middle (epochs)"] * middle, "race (epochs)", "status", *names]
     rows = [[*_row(record, middle), *(show(record.used.get(name)) for name in names)] for record in records]
     winner = winner_of(result)
-    used = winner.used if winner is not None and result.best_config else {}
+    used = winner.used if winner is not None and best_score(result)[1] else {}
     best = ", ".join(f"{name}={show(value)}" for name, value in used.items())
-    lines = [f"{len(records)} of {len(result.trials)} trials, by {result.metric} ({result.mode})"]
+    lines = [f"{len(records)} of {counted(len(result.trials), 'trial')}, by {result.metric} ({result.mode})"]
     lines += [f"best configuration (trial {result.best_trial}): {best}"] if best else []
     lines += _told(result)
     table = "".join(f"<tr>{_cells('td', cells)}</tr>" for cells in rows)
@@ -123,13 +122,13 @@ def _spent(cost: Cost) -> str:
     """Say the epochs and the time of each heat."""
     names = {"sweep": "sweep", "middle": "middle heat", "race": "race"}
     spent = ((names[heat], epochs, duration(seconds)) for heat, (epochs, seconds) in by_heat(cost).items())
-    return ", ".join(f"{epochs} epochs of the {name} in {took}" for name, epochs, took in spent)
+    return ", ".join(f"{counted(epochs, 'epoch')} of the {name} in {took}" for name, epochs, took in spent)
 
 
 def both_units(result: RunRecord, seconds: float) -> str:
     """Say a time; if the run has trained at full size, also say it in full trainings."""
     full = result.cost.full_trainings(seconds, result.max_t)
-    return duration(seconds) + (f" ({show(full, 2)} full trainings)" if math.isfinite(full) else "")
+    return duration(seconds) + (f" ({counted(full, 'full training')})" if math.isfinite(full) else "")
 
 
 def kept_weights(result: RunRecord) -> str:
@@ -183,7 +182,8 @@ def doubt_line(result: RunRecord) -> list[str]:
     other = max(trained.values(), key=lambda record: record.chance)
     likelier = other.status == "stopped" and round(other.chance, 2) > round(winner.chance, 2)
     doubt = f"trial {other.trial} was stopped after epoch {other.epochs} and may have become better"
-    doubts = [f"{doubt} ({_percent(other.chance)}): raise `full_trainings` to find out"] if likelier else []
+    more = "time_budget_s" if state_of(result) == "out of time" else "full_trainings"
+    doubts = [f"{doubt} ({_percent(other.chance)}): raise `{more}` to find out"] if likelier else []
     without = [] if likelier else _without_averages_line(result, winner)
     return [line, *told, *doubts, *better_line(result), *without]
 
@@ -215,9 +215,10 @@ def better_line(result: RunRecord) -> list[str]:
     best = able[ranked({number: record.metric for number, record in able.items()}, result.mode)[0]]
     if best.metric == winner.metric:
         return []
+    stopped = "it was behind others by its latest weights, and was stopped" if result.finished else "training ended"
     why = {
         "finished": "but training left it worse than the winner in the end",
-        "stopped": f"but it was behind others by its latest weights, and was stopped after epoch {best.epochs}",
+        "stopped": f"but {stopped} after epoch {best.epochs}",
     }.get(best.status, f"but it {best.status} later")
     score = f"{show(best.metric, 4)} after epoch {best.kept_epoch}"
     return [f"trial {best.trial} had a better {result.metric}, {score} (`result.best_model({best.trial})`), {why}"]
@@ -289,7 +290,7 @@ def failed_and_diverged(record: RunRecord) -> str:
     """Count the trials that failed and those that diverged; empty if there are none."""
     found, trials = Counter(trial.status for trial in record.trials), len(record.trials)
     counts = [(found[status], status) for status in ("failed", "diverged") if found[status]]
-    told = [f"{count} of {trials} trial{'s' * (trials != 1)} {status}" for count, status in counts[:1]]
+    told = [f"{count} of {counted(trials, 'trial')} {status}" for count, status in counts[:1]]
     return " and ".join([*told, *(f"{count} {status}" for count, status in counts[1:])])
 
 
@@ -320,6 +321,7 @@ def closing_lines(result: RunRecord, path: str) -> list[str]:
         data = f"over {result.over} (standard deviation {show(winner.spread, 2)})"
     if math.isfinite(result.best_metric):
         kept = f"after epoch {winner.kept_epoch} of {winner.epochs}"
+        kept += f" (a full training has {result.max_t})" if winner.epochs < result.max_t else ""
         lines.append(f"Its {result.metric} {data} is {show(result.best_metric, 4)}, at full size {kept}.")
     else:
         score = f"Its {result.metric} {data} is {show(winner.sweep_metric, 4)}, on its surrogate"

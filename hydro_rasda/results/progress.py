@@ -16,6 +16,7 @@ from typing import Any
 import rich.progress
 from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
 from rich.text import Text
 
 from hydro_rasda.common.console import LINE_SECONDS, PrintableConsole, duration, make_console
@@ -67,13 +68,20 @@ class _TimeLeftColumn(ProgressColumn):
         return Text(f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02} left", style="progress.remaining")
 
 
+class _NoteColumn(ProgressColumn):
+    """The note, which is cut short where the line is too narrow for all columns."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["note"], style="dim", no_wrap=True, overflow="ellipsis")
+
+
 class Progress:
     """The callback that shows a run on a console.
 
-    On a terminal there is one bar for the whole run. Elsewhere, as in the logs of batch systems, a line reports
-    progress if none has been printed for a minute. Both say which share of the run's time has passed, or count epochs
-    while the time left is unknown. Both name the leader of the heat: the trial with the best latest score among those
-    that may still train. At full size, the leader is the trial that ranked first at the last decision.
+    On a terminal there is one bar for the whole run. Elsewhere, as in the logs of batch systems or with TERM=dumb, a
+    line reports progress if none has been printed for a minute. Both say which share of the run's time has passed, or
+    count epochs while the time left is unknown. Both name the leader of the heat: the trial with the best latest score
+    among those that may still train. At full size, the leader is the trial that ranked first at the last decision.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -85,11 +93,11 @@ class Progress:
             BarColumn(bar_width=8 if self._narrow else 30),
             TaskProgressColumn(),
             *([] if self._narrow else [TimeElapsedColumn()]),
-            _TimeLeftColumn(),
-            TextColumn("{task.fields[note]}", style="dim", markup=False),
+            _TimeLeftColumn(table_column=Column(no_wrap=True)),
+            _NoteColumn(),
             console=self.console,
             transient=True,
-            disable=not self.console.is_terminal,
+            disable=not self.console.is_interactive,
         )
         self._task = self._bars.add_task("", total=None, note="", left=(None, 0.0), visible=False)
         self._said: float | None = None
@@ -102,7 +110,7 @@ class Progress:
 
     @property
     def _has_bar(self) -> bool:
-        return self.console.is_terminal
+        return self.console.is_interactive
 
     def on_event(self, event: Event) -> None:
         if isinstance(event, MessageSaid):
@@ -227,8 +235,7 @@ class NotebookProgress(Progress):
 
     def conclude(self, result: RunRecord) -> None:
         """Show a full bar, the result, its cost, and the next command to type."""
-        left = 0.0, time.monotonic()
-        self._bars.update(self._task, description="done", total=1.0, completed=1.0, left=left, note="")
+        self._bars.update(self._task, description="done", total=1.0, completed=1.0, left=(None, 0.0), note="")
         self._draw()
         super().conclude(result)
 

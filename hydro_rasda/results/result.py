@@ -20,6 +20,7 @@ from fusion.optim.schedules import as_lambda_lr
 from fusion.streams import preserved_generators
 from hydro_rasda.common.argument_checks import check_function, check_int, check_path
 from hydro_rasda.common.secret_masking import HIDDEN, value_at
+from hydro_rasda.common.short_values import all_of
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.data import EVAL_BATCH_FACTOR, Data, batch_length, make_batches, move
 from hydro_rasda.history.unkept_values import withholding
@@ -332,7 +333,7 @@ def make_result(run: Run, finalists: list[int]) -> TuneResult:
         failures = run.history.failures
         errors = "\n\n".join(failures[n] for n in finalists if n in failures)
         raise AllTrialsFailed(
-            f"all {len(finalists)} finalists diverged or failed at full size; their records are in "
+            f"{all_of(len(finalists), 'finalist')} diverged or failed at full size; their records are in "
             f"{run.store.path / 'journal.jsonl'}\n{errors}"
         )
     return TuneResult(**vars(sum_up(run.history, finalists, run.store.path, hidden=run.hidden)), _problem=run.problem)

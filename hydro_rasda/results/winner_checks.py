@@ -12,7 +12,7 @@ from torch import nn
 
 from fusion.streams import preserved_generators
 from hydro_rasda.common.heat_names import HeatName
-from hydro_rasda.common.short_values import show
+from hydro_rasda.common.short_values import counted, show
 from hydro_rasda.data import batch_length
 from hydro_rasda.data.batch_splits import IndexedBatches
 from hydro_rasda.history.lines import number_of
@@ -81,7 +81,7 @@ def overfitting_line(run: Run, finalists: Collection[int]) -> list[str]:
         return []
     epoch = min(full, key=lambda at: full[at].val)
     end = full[max(full)]
-    epochs = f"{max(narrow)} epoch{'s' * (max(narrow) > 1)}"
+    epochs = counted(max(narrow), "epoch")
     told = f"trial {winner} overfits at full size, which its surrogate of {epochs} did not show: val_loss "
     told += f"rises from {show(full[epoch].val)} after epoch {epoch} to {show(end.val)}, and train_loss ends at "
     early = "" if run.settings.race.patience else ", or end such trainings early (`race=RaceConfig(patience=3)`)"

@@ -30,7 +30,7 @@ _OF_PROBLEM = ("space", "searcher", "sweep_rule", "train_data", "val_data", "mod
 def read_asked(path: Path) -> dict[str, Any]:
     """Read the request of the run in a folder, as `Identity.asked` returned it; ValueError if there is no run."""
     spec = path / SPEC
-    require(spec.is_file(), "path", str(path), "a run's folder, `storage_path/name`: it holds no run.json")
+    require(spec.is_file(), "path", str(path), _NOTHING)
     asked = read_spec(path)
     proper = {*_OWN, *OF_SWEEP, "constraints", *OF_RACE, *_OF_PROBLEM} <= asked.keys()
     proper = proper and all(isinstance(asked[name], dict) for name in ("rasda", "digests", "space"))
@@ -55,6 +55,7 @@ def unique_name(path: Path) -> str:
     return f"{path.name}-{hashlib.sha256(f'{own} {path}'.encode()).hexdigest()[:8]}"
 
 
+_NOTHING = "a run's folder, `storage_path/name`: it holds no run.json. `hydro-rasda runs` lists the runs of a folder"
 _NO_RUN = "a run's folder, `storage_path/name`: its run.json is damaged, or not that of a run"
 
 

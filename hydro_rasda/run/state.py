@@ -154,11 +154,11 @@ class Run:
 
     def advance(self, epochs: int, note: str = "") -> None:
         """Announce epochs that were just trained; the journal records them later."""
-        seconds = self.store.seconds
+        seconds, most = self.store.seconds, max(0.0, self.seconds_left("race"))
         self.time_left.advance(epochs, seconds)
-        if (news := self.time_left.news(seconds)) is not None:  # not stored: it is out of date soon
+        if (news := self.time_left.news(seconds, most)) is not None:  # not stored: it is out of date soon
             self.notify(events.MessageSaid, text=f"About {roughly(news)} left.")
-        self.store.left = left = self.time_left.left(seconds)
+        self.store.left = left = self.time_left.left(seconds, most)
         self.notify(events.EpochsTrained, seconds=seconds, epochs=epochs, note=note, seconds_left=left)
 
     def can_load(self, key: str) -> bool:

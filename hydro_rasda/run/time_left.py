@@ -146,25 +146,25 @@ class TimeLeft:
             part.take(epochs)
         self._at = seconds
 
-    def foreseen(self) -> float | None:
-        """Return the seconds that all heats still take; None if one of them is not known."""
+    def foreseen(self, most: float = math.inf) -> float | None:
+        """Return the seconds that all heats still take, at most `most`; None if one of them is not known."""
         left = sum(part.left(self.lanes) for part in self._parts.values())
-        return left if self._parts and math.isfinite(left) else None
+        return min(left, most) if self._parts and math.isfinite(left) else None
 
-    def news(self, seconds: float) -> float | None:
+    def news(self, seconds: float, most: float = math.inf) -> float | None:
         """Return the seconds left when they can be told, once a part, if they are `LEAST_NEWS` or more; else None.
 
         After that, `left` continues from this value.
         """
-        part, left = self._parts.get(self._now), self.foreseen()
+        part, left = self._parts.get(self._now), self.foreseen(most)
         if part is None or part.told or not part.can_be_told(self.lanes) or left is None or left < LEAST_NEWS:
             return None
         part.told, self._shown = True, (left, seconds)
         return left
 
-    def left(self, seconds: float) -> float | None:
+    def left(self, seconds: float, most: float = math.inf) -> float | None:
         """Return the seconds left at a wall time of the run, smoothed so that they change little by little."""
-        raw = self.foreseen()
+        raw = self.foreseen(most)
         if raw is None:
             return None
         if self._shown is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+from hydro_rasda.common.short_values import show
 from hydro_rasda.schedulers.ranking import Mode, ranked
 from hydro_rasda.simulator.training_time import CostModel, Spread
 
@@ -162,7 +163,7 @@ def why(slower: Spending, faster: Spending, epochs: tuple[float, float], gpus: i
         return f"it trains {epochs[0]:.0f} epochs, not {epochs[1]:.0f}"
     if most == "idle":
         held, other = (gpus * spent.held / spent.reserved for spent in (slower, faster))
-        return f"its trials hold {held:,.3g} GPUs on average, not {other:,.3g}"
+        return f"its trials hold {show(held)} GPUs on average, not {show(other)}"
     here, there = getattr(slower, most), getattr(faster, most)
     share = f"{here / slower.held:.0%} of GPU time"
     if most == "growing":

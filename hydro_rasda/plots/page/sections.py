@@ -15,7 +15,7 @@ from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.short_values import show
 from hydro_rasda.history.lineage import decided_copies
 from hydro_rasda.plots.figure_style import HEIGHT, begun, is_empty, nothing
-from hydro_rasda.plots.hyperparameters import LINES, importance_bars, importance_of
+from hydro_rasda.plots.hyperparameters import LINES, importance_bars, importance_of, too_few
 from hydro_rasda.plots.page import words
 from hydro_rasda.plots.page.words import call_of
 from hydro_rasda.records.records import RunRecord, in_heat
@@ -116,7 +116,7 @@ def sections(record: RunRecord) -> Iterator[Section]:
     yield Section("Cost", facts=words.cost_facts(record), figures=[drawing(plots.cost, record)])
     yield Section("Best score over time", figures=[drawing(plots.best_over_time, record)])
     fates = (
-        "Surrogates have the colour of the epoch at which the sweep stopped them. More than 60 are shown as bands, "
+        "Surrogates have the color of the epoch at which the sweep stopped them. More than 60 are shown as bands, "
         "within which the middle 50 and 80 % of the scores lie. Finalists are drawn again below."
     )
     rungs = "Dotted lines are rungs, and tell how many went on."
@@ -142,8 +142,7 @@ def _of_hyperparameters(record: RunRecord) -> Iterator[Section]:
     ranked = Once(lambda: sorted(names, key=lambda name: -important().get(name, -1.0)))
 
     def importances() -> Any:
-        few = f"{len(record.trials)} trials are too few to tell"
-        return importance_bars(important()) if important() else nothing(few)
+        return importance_bars(important()) if important() else nothing(too_few(record))
 
     def sliced(place: int) -> Any:
         return plots.slices(record, ranked()[place : place + 1])

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hydro_rasda.common.console import duration
-from hydro_rasda.common.short_values import error_line, show
+from hydro_rasda.common.short_values import counted, error_line, show
 from hydro_rasda.history.lines import jsonable
 from hydro_rasda.records.optuna_study import RANGE
 from hydro_rasda.records.records import RunRecord, by_heat
@@ -98,9 +98,9 @@ def cost_facts(record: RunRecord) -> Facts:
     cost = record.cost
     facts = {"wall time": both_units(record, cost.seconds)}
     for heat, (epochs, seconds) in by_heat(cost).items():
-        facts[heat] = f"{epochs} epochs: {both_units(record, seconds)}"
+        facts[heat] = f"{counted(epochs, 'epoch')}: {both_units(record, seconds)}"
     if math.isfinite(whole := cost.full_trainings(1.0, record.max_t)):
-        facts["full training"] = f"{record.max_t} epochs at full size: about {duration(1 / whole)}"
+        facts["full training"] = f"{counted(record.max_t, 'epoch')} at full size: about {duration(1 / whole)}"
     if cost.spared_seconds > 0:
         facts["spared"] = f"about {duration(cost.spared_seconds)} of full-size training, by surrogates (an estimate)"
     return facts

@@ -65,6 +65,9 @@ def test_only_the_best_model_is_kept_where_that_is_asked(copy: Path, said: Said)
         "clean", copy, "--best-only", "--yes"
     )
     assert [*copy.glob("checkpoints/*")] == [load(copy).best_checkpoint]
+    again = said("clean", copy, "--best-only")
+    assert again.startswith("nothing to free: 1 file (")
+    assert "--best-only" not in again
     load(copy).best_model(model_fn=model_fn)
     with pytest.raises(FileNotFoundError, match="if it was cleaned, only the best model is left"):
         load(copy).best_model(next(n for n in load(copy)._checkpoints if n != load(copy).best_trial), model_fn)

@@ -129,6 +129,8 @@ def test_a_table_is_aligned_and_has_no_ends_of_blanks(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == "name   n    x\na      1  0.5\nlong  12\nb      3\n"
     print_table(["name", "n"], [["a", "one"], ["b", 12]])
     assert capsys.readouterr().out == "name  n\na     one\nb     12\n"
+    print_table(["name", "n"], [["\u4e2d\u6587", 1], ["a", 2]])  # each of the two characters takes two places
+    assert capsys.readouterr().out == "name  n\n\u4e2d\u6587  1\na     2\n"
 
 
 def test_a_folder_of_no_runs(tmp_path: Path, said: Said, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +140,8 @@ def test_a_folder_of_no_runs(tmp_path: Path, said: Said, capsys: pytest.CaptureF
 
 
 def test_sizes_in_words() -> None:
-    assert [*map(size, (12, 1000, 9_031_275, 2_500_000_000))] == ["12 bytes", "1 kB", "9.03 MB", "2.5 GB"]
+    told = [*map(size, (12, 1000, 999_900, 9_031_275, 2_500_000_000_000))]
+    assert told == ["12 bytes", "1 kB", "1000 kB", "9.03 MB", "2500 GB"]
 
 
 def compared(said: Said, a: str, b: str) -> dict[str, Any]:

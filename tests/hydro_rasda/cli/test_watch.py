@@ -79,7 +79,7 @@ def test_without_a_terminal_there_is_at_most_one_line_in_a_minute(
     said: list[tuple[float, str]] = []
     console = make_console()
 
-    def note(text: object, markup: bool = True) -> None:
+    def note(text: object, markup: bool = True, soft_wrap: bool = False) -> None:
         if isinstance(text, str):
             said.append((growing.now, text))
         else:
@@ -118,6 +118,17 @@ def test_on_a_terminal_the_last_picture_stays(
     assert "run: finished" in last
     assert f"best val_loss {load(past).best_metric:.4g} in the race" in last
     assert "8 of 12 trials, by val_loss (min)" in last
+
+
+def test_a_terminal_whose_lines_cannot_be_written_again_gets_lines(
+    growing: Growing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    watch_run(str(growing.folder), False, growing.clock())
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.endswith(f"waiting for a run in {growing.folder}")
+    assert any("sweep: 12 to epoch 1" in line for line in others)
 
 
 def test_a_running_search_is_only_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

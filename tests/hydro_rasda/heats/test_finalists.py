@@ -140,8 +140,10 @@ def test_it_is_said_where_surrogates_decide_nothing(quick: Quick) -> None:
 
     (few,) = told(num_samples=2, name="few")
     assert few.startswith(
-        "all 2 configurations can become finalists, whatever their surrogates say: `sweep=SweepConfig(surrogate=1)`"
+        "whatever surrogates say, all 2 configurations can enter the race: `sweep=SweepConfig(surrogate=1)`"
     )
+    (one,) = told(num_samples=1, name="one")
+    assert "the only configuration can enter the race" in one
     assert not told(num_samples=2, sweep=SweepConfig(surrogate=1), name="wide")
     assert not told(num_samples=3, name="more")
     assert not told(num_samples=1, space={"lr": grid_search([0.05, 0.1, 0.2])}, name="grid")

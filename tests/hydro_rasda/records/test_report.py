@@ -147,6 +147,12 @@ def test_a_line_says_why_a_trial_with_a_better_score_did_not_win(status: Status,
         assert "had a better" not in printed(other)
 
 
+def test_a_trial_that_the_time_budget_stopped_was_not_behind_others() -> None:
+    short = replace(RECORD, finished=False, trials=DOUBTFUL)
+    assert f"\n{BETTER}training ended after epoch 2\n" in printed(short)
+    assert "may have become better (80%): raise `time_budget_s` to find out\n" in printed(short)
+
+
 def test_a_line_names_the_configuration_to_train_again_without_averages() -> None:
     def told(winner: float, other: float, name: str = "val_loss_unaveraged", **known: Any) -> str:
         ends = {2: {"val_loss": 0.25, "val_loss_unaveraged": winner}, 1: {"val_loss": 0.3, name: other}}
@@ -205,6 +211,14 @@ def test_the_table_leaves_out_what_all_trials_share() -> None:
     assert "optimizer=" not in table
     assert "20 s: 16 epochs of the sweep in 8 s, 6 epochs of the race in 12 s" in table
     assert "spared about 24 s" in table  # 16 epochs of 2 s, less the 8 s
+
+
+def test_a_narrow_table_has_all_columns() -> None:
+    console = Console(width=44)
+    with console.capture() as captured:
+        console.print(render(RECORD))
+    for trial in RECORD.trials:
+        assert f"lr={trial.config['lr']}" in captured.get()
 
 
 def test_brackets_are_no_markup() -> None:

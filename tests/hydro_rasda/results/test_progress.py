@@ -137,6 +137,8 @@ def test_failures_are_counted_in_the_last_lines() -> None:
     lines = closing_lines(record, "runs/a")
     assert lines[-2] == "1 of 7 trials failed and 1 diverged; to see why: hydro-rasda show runs/a"
     assert lines[3].startswith("Cost: 20 s (2.5 full trainings); ")  # 6 epochs of 4, and 8 s of 4 times 2 s
+    longer = closing_lines(replace(record, max_t=9), "runs/a")
+    assert longer[1].endswith("at full size after epoch 4 of 4 (a full training has 9).")
     unfinished = replace(record, best_metric=math.nan, finished=False)
     lines = closing_lines(unfinished, "runs/a")
     assert lines[1].startswith("Its val_loss on the validation data is 0.6, on its surrogate: no full-size model")
@@ -150,8 +152,12 @@ def test_a_message_is_shown_as_it_is() -> None:
     assert captured.get() == "going on with [/red] in a folder of a long name\n"
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_without_a_terminal_a_line_a_minute_says_how_far_it_is(terminal: bool) -> None:
+@pytest.mark.parametrize(("terminal", "term"), [(False, "xterm"), (True, "dumb"), (True, "xterm")])
+def test_without_a_terminal_a_line_a_minute_says_how_far_it_is(
+    terminal: bool, term: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a bar fit a terminal whose lines cannot be written again."""
+    monkeypatch.setenv("TERM", term)
     file = io.StringIO()
     progress = Progress(Console(file=file, force_terminal=terminal, highlight=False))
     progress.on_event(HeatBegan(seconds=1000.0, heat="sweep", epochs=500))
@@ -164,7 +170,7 @@ def test_without_a_terminal_a_line_a_minute_says_how_far_it_is(terminal: bool) -
     progress.on_event(HeatEnded(seconds=1501.0))
     progress.on_event(EpochsTrained(seconds=9999.0, epochs=1))
     lines = file.getvalue().splitlines()
-    if terminal:
+    if terminal and term != "dumb":
         assert lines == ["7 of 9 go on"]
         return
     assert lines[:4] == [
@@ -297,6 +303,14 @@ def test_in_80_columns_nothing_of_the_bar_is_cut_short_and_it_tells_what_is_best
     assert share in bar
     assert "trial 100 leads: 0.01235 (epoch 1)" in bar
     assert "…" not in bar
+
+
+def test_in_40_columns_the_leader_is_cut_short_and_not_the_time_left() -> None:
+    trained = EpochsTrained(seconds=1.0, epochs=128, seconds_left=3.0)
+    progress, file = shown(HeatBegan(seconds=0.0, heat="sweep", epochs=384), trained, **BAR | {"width": 40})
+    with progress:
+        progress.on_event(scored("sweep", 100, 0.0123456))
+    assert re.search(r"sweep \S+ +25% 0:00:0\d left trial 1…\n", file.getvalue())
 
 
 def test_at_full_size_no_surrogate_leads() -> None:

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hydro_rasda.history.lines import ERROR_CHARS, Unit, failure_line, metric_lines
 from hydro_rasda.problem.problem import Problem
-from hydro_rasda.run.events import Callbacks, MessageSaid
+from hydro_rasda.run.events import Callbacks, EpochsTrained, Event, MessageSaid
 from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
@@ -62,6 +63,21 @@ def test_the_time_left_is_said_but_not_kept(problem: Problem, tmp_path: Path) ->
         run.say("sweep at epoch 1: 2 of 4 go on")
     assert [text for text in said if text.startswith("About ") and text.endswith(" left.")] == said[:1]
     assert [message.text for message in read_messages(tmp_path / "run")] == said[1:] != []
+
+
+def test_a_time_budget_bounds_the_time_left(problem: Problem, tmp_path: Path) -> None:
+    heard: list[Event] = []
+    timed = replace(problem, settings=replace(problem.settings, time_budget_s=100.0))
+    with Store.open(tmp_path / "run", {}, "auto") as store:
+        run = Run(timed, store, Callbacks([heard.append]))
+        run.time_left.plan("sweep", [Piece(100, 400.0)])
+        run.begin_heat("sweep", 100)
+        run.advance(1)
+    *_, told, trained = heard
+    assert isinstance(told, MessageSaid)
+    assert told.text == "About 100 s left."
+    assert isinstance(trained, EpochsTrained)
+    assert trained.seconds_left == pytest.approx(100.0 - trained.seconds, abs=1.0)
 
 
 def test_a_traceback_is_kept_as_far_as_a_person_would_read_it() -> None:

@@ -23,6 +23,16 @@ def test_before_anything_is_measured_it_is_what_was_foreseen() -> None:
     assert TimeLeft().foreseen() is None
 
 
+def test_no_more_is_left_than_the_time_budget_leaves() -> None:
+    left = planned()
+    assert left.foreseen(60.0) == left.left(0.0, 60.0) == 60.0
+    assert left.left(30.0, 30.0) == pytest.approx(30.0)
+    assert planned(sweep=math.nan).foreseen(60.0) is None
+    left.advance(1, 40.0)
+    assert left.news(40.0, LEAST_NEWS - 1.0) is None
+    assert left.news(40.0, LEAST_NEWS + 1.0) == LEAST_NEWS + 1.0
+
+
 def test_what_is_measured_takes_the_place_of_what_was_foreseen() -> None:
     """Surrogates take four times as long as foreseen, which says nothing of full-size models."""
     left, at = planned(), 0.0
