@@ -347,7 +347,7 @@ better. On tasks of 48 trials, each search has one core.
 
 {columns(names, found)}
 
-What each search would hand back if it were stopped at a share of the time that `tune` takes, on wide tasks. In \
+If a search on a wide task is stopped after a share of the time that `tune` takes, it hands back these scores. In \
 brackets: the runs in which `tune`, stopped then, is as good or better.
 
 {columns(["task", "runs", "search", *(f"{part:.0%} of the time" for part in PARTS)], over_time(result["rows"]))}

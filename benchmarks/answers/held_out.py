@@ -186,9 +186,9 @@ def anytime(folder: Path) -> Iterator[Answer]:
     ours = [*first[:-1], at_once[-1]]  # a budget for the whole search changes nothing
     yield Answer(
         "What is in hand if the time is short?",
-        "In the mean, a search of `tune` that is stopped has a better model in hand than "
-        + ", and than ".join(f"{name} from {max(costs[name], key=float)} full trainings on" for name in RIVALS)
-        + ".",
+        "In the mean, a stopped search of `tune` has a better model than "
+        + ", and than ".join(f"{name} from {max(costs[name], key=float)}" for name in RIVALS)
+        + " full trainings on.",
         ("share of the time of a whole search", "regret of `tune`, in seeds' spreads", *(f"of {r}" for r in RIVALS)),
         [(f"{share:.0%}", *each) for share, *each in list(zip(SHARES, ours, *theirs, strict=True))[::-1]],
         [REPLAY],
