@@ -86,8 +86,8 @@ def _listed(path: Path) -> dict[str, Any]:
 
 def _told(name: str, row: Mapping[str, Any]) -> Any:
     value = row.get(name)
-    if name == "best" and row.get("best_heat") == "sweep":
-        return f"{show(value, 4)} (sweep)"
+    if name == "best" and row.get("best_heat") in ("sweep", "middle"):
+        return f"{show(value, 4)} ({row['best_heat']})"
     if name == "seconds" and value is not None:
         return duration(value)
     if name == "written":

@@ -16,7 +16,7 @@ from hydro_rasda.common.console import one_line
 from hydro_rasda.common.short_values import numbers_first, show
 from hydro_rasda.history.lines import jsonable
 from hydro_rasda.records.record_from_journal import read_record
-from hydro_rasda.records.records import COLUMNS, RunRecord, TrialRecord, row
+from hydro_rasda.records.records import COLUMNS, RunRecord, TrialRecord, in_heat, row
 from hydro_rasda.records.report import best_first, best_score, varied
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ def comment(record: RunRecord, trial: TrialRecord) -> str:
     if trial.epochs:
         told = f"{show(trial.metric, 6)} ({record.mode}) at full size, epoch {trial.kept_epoch} of {trial.epochs}"
     elif trial.sweep_epochs:
-        told = f"{show(trial.sweep_metric, 6)} ({record.mode}) on its surrogate, epoch {trial.sweep_epochs}"
+        score, epochs = in_heat(trial, "middle" if trial.middle_epochs else "sweep")
+        told = f"{show(score, 6)} ({record.mode}) on its surrogate, epoch {epochs}"
     else:
         told = "none, as it failed" if trial.status == "failed" else "not known yet"
     unread = f"; nothing reads {', '.join(trial.unread)}" if trial.unread else ""

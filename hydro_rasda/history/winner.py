@@ -13,7 +13,7 @@ from hydro_rasda.schedulers.ranking import ranked
 
 
 def best_of(history: History, finalists: Sequence[int]) -> tuple[int, float]:
-    """Return the winner and its full-size metric; if no trial has one, return the best surrogate and NaN.
+    """Return the winner and its full-size metric; without one, return the best surrogate of the last heat, and NaN.
 
     The winner is the trial with the best `end_score`. If no training came to its end, or a score was as good as
     `stop_at` asks, the winner is the trial whose kept weights are best. A trial cannot win if it breaks the bounds of
@@ -30,8 +30,10 @@ def best_of(history: History, finalists: Sequence[int]) -> tuple[int, float]:
         ends = {n: end_score(history, n) for n in ended}
         winner = ranked(ends or {n: kept_of(history, n)[1] for n in able}, history.settings.mode)[0]
         return winner, kept_of(history, winner)[1]
-    swept = _longest_trained(history, sorted(history.trials), "sweep") or [0]
-    return ranked({n: history.score("sweep", n) for n in swept}, history.settings.mode)[0], math.nan
+    numbers = sorted(history.trials)
+    heat: HeatName = "middle" if scored(history, numbers, "middle") else "sweep"
+    swept = _longest_trained(history, numbers, heat) or [0]
+    return ranked({n: history.score(heat, n) for n in swept}, history.settings.mode)[0], math.nan
 
 
 def _kept_values(history: History, numbers: Sequence[int]) -> dict[int, dict[str, float]]:

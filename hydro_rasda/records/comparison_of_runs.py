@@ -41,7 +41,7 @@ def _found(record: RunRecord) -> dict[str, Any]:
     return {
         "state": state_of(record),
         f"best {record.metric}": record.best_metric,
-        **({f"best {record.metric} in the sweep": score} if heat == "sweep" else {}),
+        **({f"best {record.metric} in the {heat}": score} if heat in ("sweep", "middle") else {}),
         "best trial": record.best_trial if record.trials else None,
         "trials": len(record.trials),
         "failed or diverged": sum(trial.status in ("failed", "diverged") for trial in record.trials),

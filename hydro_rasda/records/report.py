@@ -324,7 +324,7 @@ def closing_lines(result: RunRecord, path: str) -> list[str]:
         kept += f" (a full training has {result.max_t})" if winner.epochs < result.max_t else ""
         lines.append(f"Its {result.metric} {data} is {show(result.best_metric, 4)}, at full size {kept}.")
     else:
-        score = f"Its {result.metric} {data} is {show(winner.sweep_metric, 4)}, on its surrogate"
+        score = f"Its {result.metric} {data} is {show(best_score(result)[0], 4)}, on its surrogate"
         lines.append(f"{score}: no full-size model has a score yet.")
     lines += map(sentence, [*front_lines(result), *better_line(result)])
     lines.append(f"Cost: {both_units(result, result.cost.seconds)}; {_spent(result.cost)}.")
@@ -398,7 +398,8 @@ def rung_lines(result: RunRecord) -> list[str]:
 def best_line(result: RunRecord) -> str:
     """Say the best score so far in a few words; empty if no trial has one."""
     score, heat = best_score(result)
-    return f"best {result.metric} {show(score, 4)} in the {heat} (trial {result.best_trial})" if heat else ""
+    name = "middle heat" if heat == "middle" else heat
+    return f"best {result.metric} {show(score, 4)} in the {name} (trial {result.best_trial})" if heat else ""
 
 
 def best_score(result: RunRecord) -> tuple[float, HeatName | None]:
@@ -406,9 +407,9 @@ def best_score(result: RunRecord) -> tuple[float, HeatName | None]:
     if math.isfinite(result.best_metric):
         return result.best_metric, "race"
     winner = winner_of(result)
-    if winner is not None and math.isfinite(winner.sweep_metric):
-        return winner.sweep_metric, "sweep"
-    return math.nan, None
+    heats: tuple[HeatName, ...] = ("middle", "sweep")
+    scores = {heat: in_heat(winner, heat)[0] for heat in heats} if winner is not None else {}
+    return next(((score, heat) for heat, score in scores.items() if math.isfinite(score)), (math.nan, None))
 
 
 def _row(record: TrialRecord, middle: bool) -> tuple[str, ...]:

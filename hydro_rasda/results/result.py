@@ -53,7 +53,7 @@ class TuneResult(RunRecord):
     Attributes:
         best_config: The configuration of the winner, the best of the full-size models that trained to the end (see
             `RaceConfig.keep`). If no full-size model has a metric yet, that of the best surrogate among those that
-            trained longest.
+            trained longest in the last heat.
         best_metric: The winner's metric after epoch `TrialRecord.kept_epoch`, whose weights `best_model` gives. A trial
             that ended worse may have a better one. NaN if no full-size model has a metric yet.
         trials: A record for each configuration, in the order of sampling.

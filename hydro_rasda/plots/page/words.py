@@ -12,7 +12,7 @@ from hydro_rasda.common.console import duration
 from hydro_rasda.common.short_values import counted, error_line, show
 from hydro_rasda.history.lines import jsonable
 from hydro_rasda.records.optuna_study import RANGE
-from hydro_rasda.records.records import RunRecord, by_heat
+from hydro_rasda.records.records import RunRecord, by_heat, in_heat
 from hydro_rasda.records.report import (
     agreement_line,
     best_score,
@@ -41,14 +41,14 @@ def answer(record: RunRecord) -> list[str]:
     """Say in sentences which trial is best, its score, and how sure that is."""
     if not record.trials:
         return ["No trial has begun."]
-    best = record.trials[record.best_trial]
+    best, (found, heat) = record.trials[record.best_trial], best_score(record)
     if math.isfinite(best.metric):
         score = f"{show(best.metric, 4)} at full size, of {kept_weights(record)}"
         told = [f"Trial {best.trial} {'wins' if record.ended else 'leads'}: {record.metric} {score}."]
-    elif math.isfinite(best.sweep_metric):
+    elif heat is not None:
         told = [
-            f"Trial {best.trial} has the best {record.metric} on a surrogate: {show(best.sweep_metric, 4)} after "
-            f"epoch {best.sweep_epochs}. No full-size model has a score yet."
+            f"Trial {best.trial} has the best {record.metric} on a surrogate: {show(found, 4)} after "
+            f"epoch {in_heat(best, heat)[1]}. No full-size model has a score yet."
         ]
     else:
         told = ["No trial has a finite score."]
@@ -79,7 +79,7 @@ def row(record: RunRecord, idle: float) -> list[str]:
     A phone shows only the first cells.
     """
     score, heat = best_score(record)
-    best = "" if heat is None else f"{show(score, 4)}{' (sweep)' * (heat == 'sweep')}"
+    best = "" if heat is None else show(score, 4) + f" ({heat})" * (heat != "race")
     metric, failed = f"{record.metric} ({record.mode})", sum(trial.status == "failed" for trial in record.trials)
     counts = [str(len(record.trials)), str(failed)]
     return [state_of(record), best, metric, progress_of(record, idle), *counts, duration(record.cost.seconds)]

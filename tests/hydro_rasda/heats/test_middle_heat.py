@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import hydro_rasda
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, loguniform
 from hydro_rasda.cli import main
+from hydro_rasda.common.short_values import show
 from hydro_rasda.contracts import Event, History, Task
 from hydro_rasda.heats.middle_heat import MiddleHeat, planned
 from hydro_rasda.heats.race import Race
@@ -28,10 +29,11 @@ from hydro_rasda.history.full_size import run_end, tried_targets
 from hydro_rasda.history.history import FINALISTS, HEATS, MIDDLE_ENTERED, MIDDLE_FINALISTS, MiddlePlan
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.loggers import CSVLogger
+from hydro_rasda.plots.page.words import answer
 from hydro_rasda.records.record_from_journal import Follower
-from hydro_rasda.records.report import render
+from hydro_rasda.records.report import best_line, best_score, render
 from hydro_rasda.records.summary import sum_up
-from hydro_rasda.run.events import HeatBegan, RungDecided
+from hydro_rasda.run.events import HeatBegan, RunBegan, RungDecided
 from hydro_rasda.run.state import Run
 from hydro_rasda.settings.config import TuneConfig
 from tests.hydro_rasda.heats.test_heat import AllHeats
@@ -318,6 +320,25 @@ def test_one_full_training_trains_one_model_in_full(quick: Quick, tmp_path: Path
     assert (read.finished, read.best_trial, read.cost) == (True, result.best_trial, result.cost)
     again = quick(**ASKED, full_trainings=1)
     assert (again.cost, again.best_metric) == (result.cost, result.best_metric)
+
+
+def test_before_the_race_the_best_trial_is_that_of_the_middle_heat(quick: Quick) -> None:
+    paths = list[Path]()
+
+    def killed(event: Event) -> None:
+        if isinstance(event, RunBegan):
+            paths.append(event.path)
+        if isinstance(event, HeatBegan) and event.heat == "race":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quick(**ASKED, full_trainings=1, callbacks=[killed])
+    record = Follower(*paths).read()
+    ends = {trial.trial: trial.middle_metric for trial in record.trials if trial.middle_epochs}
+    best = min(ends, key=ends.__getitem__)
+    assert (record.best_trial, best_score(record)) == (best, (ends[best], "middle"))
+    assert best_line(record) == f"best val_loss {show(ends[best], 4)} in the middle heat (trial {best})"
+    assert f"{show(ends[best], 4)} after epoch {record.max_t}" in answer(record)[0]
 
 
 def test_a_heat_has_one_name_in_journals_events_tables_and_json(
