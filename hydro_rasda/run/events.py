@@ -224,15 +224,24 @@ class Callbacks:
 
     def __init__(self, callbacks: Sequence[Listener] = ()) -> None:
         self._callbacks: list[Any] = list(callbacks)
+        self._exit: SystemExit | None = None
 
     def __bool__(self) -> bool:
         return bool(self._callbacks)
 
     def notify(self, event: Event) -> None:
-        """Give an event to all callbacks. If one raises, warn of it and give it no more events."""
+        """Give an event to all callbacks. If one raises, warn of it and give it no more events.
+
+        If one ends the script, do so at the next event, too: within training, its exit is taken for that of a trial.
+        """
+        if self._exit is not None and not isinstance(event, RunEnded):
+            raise self._exit
         for callback in list(self._callbacks):
             try:
                 getattr(callback, "on_event", callback)(event)
+            except SystemExit as end:
+                self._exit = end
+                raise
             except Exception:
                 self._callbacks = [other for other in self._callbacks if other is not callback]
                 warnings.warn(

@@ -52,8 +52,9 @@ def test_a_model_that_cannot_be_narrow_is_swept_at_full_width() -> None:
 
 
 def test_callbacks_that_have_a_copy_are_copied() -> None:
-    stateful, single = [1], partial(dict, callbacks=(lock := threading.Lock()))
-    made = with_fresh_callbacks(partial(dict, callbacks=[stateful, lock], max_epochs=3))()
+    lock, stateful = threading.Lock(), [1]
+    single: Callable[..., Any] = partial(dict, callbacks=lock)
+    made: dict[str, Any] = with_fresh_callbacks(partial(dict, callbacks=[stateful, lock], max_epochs=3))()
     assert made == {"callbacks": [stateful, lock], "max_epochs": 3}
     assert made["callbacks"][0] is not stateful
     assert with_fresh_callbacks(single)() == {"callbacks": [lock]}

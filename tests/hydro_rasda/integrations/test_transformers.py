@@ -27,7 +27,7 @@ from transformers.trainer_utils import SchedulerType
 
 from hydro_rasda import RaceConfig, SweepConfig, choice, grid_search, loguniform, uniform
 from hydro_rasda.integrations.transformers import TrainerResult, tune_trainer
-from hydro_rasda.integrations.transformers.arguments import schedule_types
+from hydro_rasda.integrations.transformers.arguments import schedule_types, to_known
 from hydro_rasda.integrations.transformers.data import FromConfig, FromInit, collator
 from hydro_rasda.integrations.transformers.objective import (
     Predictions,
@@ -332,6 +332,14 @@ def test_a_warmup_counts_as_the_longest_of_all_trials(
 ) -> None:
     found = _warmup_epochs(space, arguments(tmp_path, warmup_steps=warmup_steps), 24)
     assert found == ({} if epochs is None else {"warmup_epochs": epochs})
+
+
+def test_known_configurations_have_the_names_of_training_arguments(tmp_path: Path) -> None:
+    args = arguments(tmp_path, gradient_accumulation_steps=2)
+    known = {"learning_rate": 0.01, "optim": "adamw_torch", "per_device_train_batch_size": 4, "n_layer": 2}
+    assert to_known(known, args) == {"lr": 0.01, "optimizer": "adamw", "batch_size": 8, "n_layer": 2}
+    assert to_known({"lr": 0.01}, args) == {"lr": 0.01}
+    assert to_known("no configuration", args) == "no configuration"
 
 
 def test_a_configuration_keeps_what_another_branch_would_change() -> None:

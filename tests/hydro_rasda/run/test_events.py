@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -165,6 +166,22 @@ def test_one_that_raises_is_left_out_and_changes_nothing(quick: Quick) -> None:
     assert result.best_metric == plain.best_metric
     for name, weights in result.best_model().state_dict().items():
         assert torch.equal(plain.best_model().state_dict()[name], weights)
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("event", [EpochsTrained, CheckpointSaved])
+def test_one_that_ends_the_script_does_so_also_within_training(event: type[Event], quick: Quick) -> None:
+    whole = quick(name="whole")
+
+    def leaves(told: Event) -> None:
+        if isinstance(told, event):
+            sys.exit(3)
+
+    with pytest.raises(SystemExit, match="3"):
+        quick(callbacks=[leaves])
+    again = quick()
+    assert again.best_metric == whole.best_metric
+    assert not [record.error for record in again.trials if record.error]
 
 
 @pytest.mark.usefixtures("one_process")
