@@ -115,7 +115,8 @@ def tune_module(
         train_dataloaders: A DataLoader.
         val_dataloaders: A DataLoader.
         datamodule: A data module, in place of both loaders.
-        monitor: The metric by which trials are compared: a name that `validation_step` logs.
+        monitor: The metric by which trials are compared: a name that `validation_step` logs, or a name
+            of `training_step` that begins with "train".
         sweep: As for `tune`.
         race: As for `tune`; its `ema` is 0 by default, as `Trainer` averages no weights.
         options: Other arguments of `tune`, such as `num_samples`, `mode`, `backend` or `name`.
@@ -194,11 +195,21 @@ def _followed(
         "train_data": train,
         "val_data": validation,
         "objective": objective,
-        "metric": f"val_{metric_name(monitor, 'val')}",
+        "metric": monitored(monitor),
         "max_t": trainer.max_epochs or 1,
         "precision": PRECISIONS[str(trainer.precision)],
         "sweep": sweep,
     }
+
+
+def monitored(monitor: str) -> str:
+    """Return the run's metric for a logged name, which is that of a validation unless it begins with "train".
+
+    >>> monitored("val/acc"), monitored("acc"), monitored("train_loss")
+    ('val_acc', 'val_acc', 'train_loss')
+    """
+    part = "train" if monitor.startswith(("train_", "train/")) else "val"
+    return f"{part}_{metric_name(monitor, part)}"
 
 
 def _loaders_of(datamodule: LightningDataModule, *loaders: Any) -> tuple[Any, Any]:

@@ -20,7 +20,7 @@ from hydro_rasda import RaceConfig, SweepConfig, choice, loguniform
 from hydro_rasda.integrations.lightning import LightningResult, tune_module
 from hydro_rasda.integrations.lightning.objective import StepObjective, optimizer_settings
 from hydro_rasda.integrations.lightning.refusals import unfollowed_loader
-from hydro_rasda.integrations.lightning.tune import _warn_of_replaced
+from hydro_rasda.integrations.lightning.tune import _warn_of_replaced, monitored
 from tests.hydro_rasda.integrations.results import answers_as_tunes
 from tests.hydro_rasda.parts import over
 
@@ -309,6 +309,14 @@ class LogsOneElement(Classifier):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", F.cross_entropy(self(batch[0]), batch[1])[None])
+
+
+@pytest.mark.parametrize(
+    ("monitor", "metric"),
+    [("val/acc", "val_acc"), ("acc", "val_acc"), ("train_loss", "train_loss"), ("train/acc", "train_acc")],
+)
+def test_what_is_monitored_may_be_a_metric_of_training(monitor: str, metric: str) -> None:
+    assert monitored(monitor) == metric
 
 
 def test_logged_tensors_of_one_element_are_scalars() -> None:
