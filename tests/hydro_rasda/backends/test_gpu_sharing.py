@@ -44,6 +44,7 @@ def noting(file: Path) -> Callable[..., Mapping[str, Tensor]]:
     return objective
 
 
+@pytest.mark.slow
 def test_two_processes_of_a_gpu_share_its_daemon(
     quick: Quick, seen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ TWO = LocalBackend(["cpu", "cpu"])
 pytestmark = pytest.mark.usefixtures("one_process")
 
 
+@pytest.mark.slow
 def test_two_devices_train_what_one_does(quick: Quick, tmp_path: Path) -> None:
     """Where one member at a time trains, nothing is grouped otherwise; the functions are no module's."""
     settings: dict[str, Any] = {

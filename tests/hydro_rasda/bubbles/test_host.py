@@ -89,6 +89,7 @@ def test_a_rank_that_fails_ends_the_wait_for_it(quick: Quick, tmp_path: Path) ->
     assert all(rank.poll() for rank in host.ranks)
 
 
+@pytest.mark.slow
 def test_a_guest_that_is_killed_comes_back(alone: Any, two_threads: None, quick: Quick, tmp_path: Path) -> None:
     source, killed = tmp_path / "bubbles", list[int]()
     with waiting_hosts(source, 2) as guests:

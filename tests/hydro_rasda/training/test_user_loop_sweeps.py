@@ -477,6 +477,7 @@ def test_a_loop_that_builds_its_model_itself_is_told_so(search: Callable[..., Tu
     assert "`train` does not call `worker.model()`" in told
 
 
+@pytest.mark.slow
 def test_several_devices_decide_the_same(search: Callable[..., TuneResult]) -> None:
     rule = SweepConfig(reduction_factor=2, surrogate=1 / 4, rule="hyperband")
     one, two = (search(sweep=rule, name=str(count), backend=LocalBackend(["cpu"] * count)) for count in (1, 2))
