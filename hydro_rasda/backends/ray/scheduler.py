@@ -199,8 +199,8 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         return str(TrialScheduler.PAUSE)
 
     def _missing(self, result: Mapping[str, Any]) -> list[str]:
-        """Return the names that a report needs for a decision, but lacks or gives as None."""
-        return [name for name in (self.time_attr, self._metric) if result.get(name) is None]
+        """Return the names of the numbers that a report needs for a decision, but lacks."""
+        return [name for name in (self.time_attr, self._metric) if not _is_number(result.get(name))]
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
         """Keep the last score of a trial, with which later trials are compared."""
@@ -272,3 +272,11 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         stage.check_reuse(trial)
         stage.lose_no_worker()
         self._trials.rung_history.open(trial.storage.storage_filesystem, trial.storage.experiment_fs_path)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError, RuntimeError):  # None, a text, or a tensor of several numbers
+        return False
+    return True

@@ -157,7 +157,7 @@ class Sizes:
         """Warn, once, that a report without its time or metric decides nothing."""
         self._tell(
             "undecided",
-            f"A report of trial {trial} has no {' and no '.join(map(repr, missing))}, so that it decides nothing.",
+            f"A report of trial {trial} has no number {' and no '.join(map(repr, missing))}: it decides nothing.",
         )
 
     def tell_repeats(self, trial: Trial, t: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from pyarrow.fs import PyFileSystem
 from ray import tune
 from ray.tune.result_grid import ResultGrid
@@ -429,13 +430,14 @@ def test_a_worker_is_the_bundle_that_a_trial_asks_for(
 
 
 @pytest.mark.usefixtures("two_slots")
-def test_none_is_no_score(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("loss", [None, "low", torch.ones(2)])
+def test_what_is_no_number_is_no_score(loss: object, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As in the report of an epoch without validation."""
     scheduler = RASDAScheduler(max_t=8, metric="loss", mode="min")
     controller, (trial, _) = started(scheduler, tmp_path)
-    assert scheduler.on_trial_result(controller, trial, {"training_iteration": 1, "loss": None}) == "CONTINUE"
-    assert "has no 'loss', so that it decides nothing" in caplog.text
-    scheduler.on_trial_complete(controller, trial, {"training_iteration": 1, "loss": None})
+    assert scheduler.on_trial_result(controller, trial, {"training_iteration": 1, "loss": loss}) == "CONTINUE"
+    assert "has no number 'loss': it decides nothing" in caplog.text
+    scheduler.on_trial_complete(controller, trial, {"training_iteration": 1, "loss": loss})
 
 
 @pytest.mark.usefixtures("two_slots")
