@@ -63,6 +63,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
             server = psutil.Process(pid).ppid()
             yield server
             os.kill(pid, signal.SIGKILL)
+        while psutil.Process(server).children():  # ranks whose clients have left, which would outlive it
+            time.sleep(0.01)
         os.kill(server, signal.SIGTERM)
 
 
