@@ -75,6 +75,11 @@ def in_hand(epochs: Sequence[Scored], seconds: float, mode: str) -> list[float |
     return [handed_back(epochs, part * seconds, mode) for part in PARTS]
 
 
+def ours_in_hand(epochs: Sequence[Scored], row: Row) -> list[float | None]:
+    """Return the same of `tune`, which chooses the model that it hands back in the end by a rule of its own."""
+    return [*in_hand(epochs, row["seconds"], row["mode"])[:-1], row[OURS]]
+
+
 def full_size(events: Iterable[Event]) -> list[Scored]:
     """Return the epochs of full-size models."""
     return [Scored(event.seconds, event.score, event.test) for event in events if event.full_size]
@@ -219,7 +224,7 @@ def measure(task: Task, seed: int) -> Row:
     row: Row = {"task": task.name, "seed": seed, "mode": task.mode, "seconds": own.wall, OURS: test}
     print(f"{task.name} {seed}: `tune` {own.wall:.1f} s, {test:.4g}, by trial {own.winner}", flush=True)
     if _is_wide(task.name):
-        row["in hand"] = {OURS: [*in_hand(full_size(own.events), own.wall, task.mode)[:-1], test]}
+        row["in hand"] = {OURS: ours_in_hand(full_size(own.events), row)}
     else:
         row["in less"] = []
         for share in SHARES:
@@ -252,10 +257,10 @@ def of_cells(folder: Path) -> list[Row]:
         cell, own = read(path), read(path.with_name(path.name.replace("asha", "tune")))
         row = {name: cell[name] for name in ("task", "seed", "mode")}
         row |= {"seconds": own["wall"], OURS: own["winner"]["test"]}
-        asha, ours = _epochs(cell), _epochs(own)
+        asha = _epochs(cell)
         row[IN_ONE_PROCESS] = [handed_back(asha, budget * own["wall"], cell["mode"]) for budget in BUDGETS]
-        before_the_end = in_hand(ours, own["wall"], cell["mode"])[:-1]
-        row["in hand"] = {OURS: [*before_the_end, row[OURS]], IN_ONE_PROCESS: in_hand(asha, own["wall"], cell["mode"])}
+        theirs = in_hand(asha, own["wall"], cell["mode"])
+        row["in hand"] = {OURS: ours_in_hand(_epochs(own), row), IN_ONE_PROCESS: theirs}
         rows.append(row)
     return rows
 

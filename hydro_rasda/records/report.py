@@ -6,7 +6,7 @@ import html
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.box import SIMPLE
 from rich.console import Group
@@ -118,10 +118,12 @@ def cost_line(result: RunRecord) -> str:
     return line
 
 
+_IN_WORDS: Mapping[HeatName, str] = {"sweep": "sweep", "middle": "middle heat", "race": "race"}
+
+
 def _spent(cost: Cost) -> str:
     """Say the epochs and the time of each heat."""
-    names = {"sweep": "sweep", "middle": "middle heat", "race": "race"}
-    spent = ((names[heat], epochs, duration(seconds)) for heat, (epochs, seconds) in by_heat(cost).items())
+    spent = ((_IN_WORDS[heat], epochs, duration(seconds)) for heat, (epochs, seconds) in by_heat(cost).items())
     return ", ".join(f"{counted(epochs, 'epoch')} of the {name} in {took}" for name, epochs, took in spent)
 
 
@@ -398,18 +400,22 @@ def rung_lines(result: RunRecord) -> list[str]:
 def best_line(result: RunRecord) -> str:
     """Say the best score so far in a few words; empty if no trial has one."""
     score, heat = best_score(result)
-    name = "middle heat" if heat == "middle" else heat
-    return f"best {result.metric} {show(score, 4)} in the {name} (trial {result.best_trial})" if heat else ""
+    if heat is None:
+        return ""
+    return f"best {result.metric} {show(score, 4)} in the {_IN_WORDS[heat]} (trial {result.best_trial})"
 
 
 def best_score(result: RunRecord) -> tuple[float, HeatName | None]:
     """Return the best score, and whether a full-size model or a surrogate has it; NaN and None without a score."""
     if math.isfinite(result.best_metric):
         return result.best_metric, "race"
-    winner = winner_of(result)
-    heats: tuple[HeatName, ...] = ("middle", "sweep")
-    scores = {heat: in_heat(winner, heat)[0] for heat in heats} if winner is not None else {}
-    return next(((score, heat) for heat, score in scores.items() if math.isfinite(score)), (math.nan, None))
+    if (winner := winner_of(result)) is not None:
+        heats: tuple[HeatName, ...] = ("middle", "sweep")
+        for heat in heats:
+            score, _ = in_heat(winner, heat)
+            if math.isfinite(score):
+                return score, heat
+    return math.nan, None
 
 
 def _row(record: TrialRecord, middle: bool) -> tuple[str, ...]:

@@ -83,7 +83,8 @@ class LiveGroup:
             if not _is_alike(problem, trials[number], self._trials[sources[number]])
             for i, of_model in enumerate(each)
         }
-        if any(fusion_key(module) != learner.fused.key for module in modules.values()):
+        key = learner.fused.key
+        if any(fusion_key(module) != key for module in modules.values()):
             return None
         pairs = [(at[number], at[source]) for number, source in sources.items()]
         learner.copy({k: of for pair in pairs for k, of in zip(*(_of_models([i], len(each)) for i in pair))})

@@ -116,7 +116,7 @@ def tune_trainer(
             largest `num_train_epochs`. `best_config` has the names of training arguments. Only a
             `PretrainedConfig` has surrogates. Each epoch is evaluated; `Trainer`'s metric "eval_f1" is reported as
             "val_f1". The run keeps the best weights and saves: `save_strategy` and `report_to` have no effect.
-        sweep: As for `tune`; configurations in its `first` may have the names of training arguments.
+        sweep: As for `tune`. Configurations in its `first` may name training arguments.
         race: As for `tune`. `args.load_best_model_at_end` decides its `keep`; its `ema` is 0 by default, as `Trainer`
             averages no weights.
         options: Other arguments of `tune`, such as `num_samples`, `backend` or `name`. `storage_path` is by default
