@@ -282,14 +282,16 @@ def compared(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row], list[li
                 yield task, name, with_peer, [list(tests) for tests in zip(*(row[name] for row in with_peer))]
 
 
-def wins(rows: Sequence[Row], tests: Sequence[float | None]) -> int:
-    """Count the seeds with which `tune` hands back a test score that is as good or better."""
-    return sum(_is_as_good(row["mode"], row[OURS], test) for row, test in zip(rows, tests))
+def wins(rows: Sequence[Row], tests: Sequence[float | None], margin: float = 0.0) -> int:
+    """Count the seeds with which `tune` hands back a test score that is better, as good, or worse by this at most."""
+    return sum(_is_as_good(row["mode"], row[OURS], test, margin) for row, test in zip(rows, tests))
 
 
-def _is_as_good(mode: str, ours: float | None, theirs: float | None) -> bool:
-    """Tell whether a score is as good or better than another one; a search without a model is behind."""
-    return theirs is None or (ours is not None and (ours >= theirs if mode == "max" else ours <= theirs))
+def _is_as_good(mode: str, ours: float | None, theirs: float | None, margin: float = 0.0) -> bool:
+    """Tell whether a score is behind another one by no more than a margin; a search without a model is behind."""
+    if ours is None or theirs is None:
+        return theirs is None
+    return (theirs - ours if mode == "max" else ours - theirs) <= margin
 
 
 def over_time(rows: Sequence[Row]) -> Iterator[list[str]]:

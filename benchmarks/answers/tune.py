@@ -202,21 +202,29 @@ def against_peers(folder: Path) -> Iterator[Answer]:
     result = read(folder / peers.FILE)
     if result is None:
         return
-    found = []
+    found, cells = [], read_cells(folder / "vs_asha")
     for task, name, rows, tests in peers.compared(result["rows"]):
         won, *later = [peers.wins(rows, of_budget) for of_budget in tests]
-        found.append((TASK_NAMES[task], name, won, later[0] if later else None, len(rows)))
-    found.sort(key=lambda line: -line[2] / line[4])
-    won, of = sum(line[2] for line in found), sum(line[4] for line in found)
-    ahead = dict.fromkeys(f"{name} ({task})" for task, name, wins, _, runs in found if 2 * wins < runs)
+        trained = [cell for of_method in cells.get(task, {}).values() for cell in of_method]
+        close = peers.wins(rows, tests[0], seed_spread(trained) if trained else 0.0)
+        found.append((TASK_NAMES[task], name, won, close, later[0] if later else None, len(rows)))
+    found.sort(key=lambda line: (-line[2] / line[-1], -line[3] / line[-1]))
+    won, close, of = (sum(line[column] for line in found) for column in (2, 3, -1))
+    ahead = [line for line in found if 2 * line[2] < line[-1]]
     yield Answer(
         "And in the time that `tune` takes, what do others find?",
-        f"Given the same time, `tune` tests as well or better in {won} of {of} comparisons; "
-        f"{len(ahead)} of {len(found)} searches are mostly ahead of it.",
-        ("task", "against", "`tune` is as good or better in the same time", "... if the other has four times it"),
+        f"Given the same time, `tune` tests as well or better in {won} of {of} comparisons, and worse by no more than "
+        f"a seed's spread in {close - won} others; {len(ahead)} of {len(found)} searches are mostly ahead of it.",
+        (
+            "task",
+            "against",
+            "`tune` is as good or better in the same time",
+            "... or worse by no more than a seed's spread",
+            "as good or better if the other has four times the time",
+        ),
         [
-            (task, name, f"{wins} of {runs}", NOT_RUN if later is None else f"{later} of {runs}")
-            for task, name, wins, later, runs in found
+            (task, name, f"{won} of {runs}", f"{close} of {runs}", NOT_RUN if later is None else f"{later} of {runs}")
+            for task, name, won, close, later, runs in found
         ],
         ["peers.md"],
         machine_of(result["environment"]),

@@ -30,6 +30,13 @@ def test_as_good_is_won_and_so_is_a_search_without_a_model(mode: str, won: int) 
     assert wins(rows, [None, 0.5, 0.4, 0.3]) == won
 
 
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_worse_by_no_more_than_the_margin_counts_too(mode: str) -> None:
+    ours, theirs = {"mode": mode, "`tune`": 0.5}, 0.75 if mode == "max" else 0.25
+    assert [wins([ours], [theirs], margin) for margin in (0.125, 0.25)] == [0, 1]
+    assert not wins([{**ours, "`tune`": None}], [theirs], math.inf)
+
+
 def test_answers_of_peers_count_seeds(tmp_path: Path) -> None:
     given = {
         "task": "digits",
@@ -40,8 +47,9 @@ def test_answers_of_peers_count_seeds(tmp_path: Path) -> None:
     }
     write(tmp_path, peers.FILE, [{**given, "seed": 0}, {**given, "seed": 1}])
     (found,) = against_peers(tmp_path)
-    assert [row[1:] for row in found.rows] == [(name, "2 of 2", "0 of 2") for name in peers.PEERS]
-    assert f"in {2 * len(peers.PEERS)} of {2 * len(peers.PEERS)} comparisons; 0 of {len(peers.PEERS)}" in found.meaning
+    assert [row[1:] for row in found.rows] == [(name, "2 of 2", "2 of 2", "0 of 2") for name in peers.PEERS]
+    assert f"in {2 * len(peers.PEERS)} of {2 * len(peers.PEERS)} comparisons" in found.meaning
+    assert f"in 0 others; 0 of {len(peers.PEERS)}" in found.meaning
     assert not [*against_peers(tmp_path / "empty")]
 
 
@@ -55,10 +63,11 @@ def test_a_wide_task_is_compared_with_what_asha_had_at_that_time(tmp_path: Path)
         [39.0, 1, 1, 3, 0.5, 0.1],
     ]
     ours = [[2.0, 0, 0, 1, 0.1, 0.1], [4.0, 0, 1, 1, 0.8, 0.9], [7.0, 1, 1, 1, 0.6, 0.7], [8.0, 2, 1, 1, 0.9, 0.2]]
-    (cells / "wide_lstm-asha-0.json").write_text(json.dumps({**own, "wall": 41.0, "events": events}))
-    (cells / "wide_lstm-tune-0.json").write_text(
-        json.dumps({**own, "wall": 10.0, "winner": {"test": 0.5}, "events": ours})
-    )
+    # Trained again, the winner of `tune` scores 0.3, and that of ASHA the same: a seed's spread of 0.1.
+    for method, wall, seen, test, again in (("asha", 41.0, events, 0.4, 0.4), ("tune", 10.0, ours, 0.5, 0.3)):
+        cell = {**own, "method": method, "wall": wall, "events": seen, "settings": {}}
+        cell |= {"winner": {"test": test}, "floor": {"test": again}}
+        (cells / f"wide_lstm-{method}-0.json").write_text(json.dumps(cell))
     (row,) = peers.of_cells(cells)
     in_hand = {peers.OURS: [None, 0.9, 0.7, 0.5], peers.IN_ONE_PROCESS: [0.8, 0.8, 0.8, 0.8]}
     assert row == {
@@ -81,5 +90,5 @@ def test_a_wide_task_is_compared_with_what_asha_had_at_that_time(tmp_path: Path)
     assert f"{PEER} | 0.45 (0 of 1) | not run |" in peers.markdown({"environment": WHERE, "rows": [run, row]})
     write(tmp_path, peers.FILE, [run, row])
     (found,) = against_peers(tmp_path)
-    assert [row[2:] for row in found.rows if row[1] == PEER] == [("0 of 1", "not run")]
+    assert [row[2:] for row in found.rows if row[1] == PEER] == [("0 of 1", "1 of 1", "not run")]
     assert found.rows[-1][1] == PEER  # the best first
