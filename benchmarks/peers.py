@@ -1,15 +1,17 @@
 """The searches that a user would pick instead, each given the wall time that `tune` takes, and four times it.
 
-    python -m benchmarks.peers [--tasks digits cifar10] [--seeds 0 1 2 3 4] [--data FOLDER] [--out FOLDER]
+    python -m benchmarks.peers [--tasks digits cifar10] [--seeds 0 1 2 3 4] [--full-trainings 3 2 1] [--data FOLDER]
+        [--out FOLDER]
 
 Of a seed, `tune` runs first, as `benchmarks.vs_asha` runs it; then with `time_budget_s` at a half and a quarter of the
 time that it took. Then the others run one after another: Ray Tune's ASHA, Syne Tune's (`pip install syne-tune`, else
 it is left out), Optuna's TPE with its Hyperband pruner, and Optuna's random search, all in two processes. A search
 that is out of time hands back the best epoch so far by the validation score. For the others this is generous, as it
 takes a checkpoint of each epoch. The test score of what is handed back counts. Searches that are there are not run
-again. On the wide tasks this would take days. There, Optuna's searches get the time of `tune` alone, which runs just
-before them. The cells of `benchmarks.vs_asha` say what ASHA in one process had in the time that `tune` took there, and
-in four times it. It rewrites `peers.{json,md}`.
+again. On the wide tasks this would take days. There, and where `tune` has another budget of `full_trainings` than its
+default, Optuna's searches get the time of `tune` alone, which runs just before them. The cells of `benchmarks.vs_asha`
+say what ASHA in one process had in the time that `tune` took on wide tasks, and in four times it. It rewrites
+`peers.{json,md}`.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from benchmarks.vs_asha.report import TASK_NAMES
 from benchmarks.vs_asha.search import REDUCTION_FACTOR, Event, seeds
 from benchmarks.vs_asha.training import build, scores, train
 from hydro_rasda.records.optuna_study import distribution
+from hydro_rasda.settings.config import FULL_TRAININGS
 from hydro_rasda.space.space import describe, tuned
 
 FILE = "peers.json"
@@ -217,15 +220,17 @@ PEERS: dict[str, Callable[[Task, int, float], list[Scored]]] = {
 OPTUNA = [name for name in PEERS if name.startswith("Optuna")]
 
 
-def measure(task: Task, seed: int) -> Row:
-    """Run `tune` with one seed; but for wide tasks, in less time, too."""
-    own = hydro_rasda(task, seed)
+def measure(task: Task, seed: int, full_trainings: float = FULL_TRAININGS) -> Row:
+    """Run `tune` with one seed; where all peers run, in less time, too."""
+    own = hydro_rasda(task, seed, full_trainings=full_trainings)
     test = scores(task, own.model, 64)["test"]
     row: Row = {"task": task.name, "seed": seed, "mode": task.mode, "seconds": own.wall, OURS: test}
-    print(f"{task.name} {seed}: `tune` {own.wall:.1f} s, {test:.4g}, by trial {own.winner}", flush=True)
-    if _is_wide(task.name):
+    if full_trainings != FULL_TRAININGS:
+        row["full_trainings"] = full_trainings
+    print(f"{named(row)} {seed}: `tune` {own.wall:.1f} s, {test:.4g}, by trial {own.winner}", flush=True)
+    if _is_wide(row):
         row["in hand"] = {OURS: ours_in_hand(full_size(own.events), row)}
-    else:
+    elif not _is_brief(row):
         row["in less"] = []
         for share in SHARES:
             less = hydro_rasda(task, seed, time_budget_s=share * own.wall)
@@ -234,18 +239,18 @@ def measure(task: Task, seed: int) -> Row:
 
 
 def give_its_time(row: Row, task: Task, name: str) -> None:
-    """Run another search for the time that `tune` took with this seed, and four times it; on wide tasks, once."""
-    budgets = BUDGETS[:1] if _is_wide(task.name) else BUDGETS
+    """Run another search for the time that `tune` took with this seed; where all peers run, for four times it, too."""
+    budgets = BUDGETS[:1] if _is_brief(row) else BUDGETS
     epochs = PEERS[name](task, row["seed"], budgets[-1] * row["seconds"])
     row[name] = [handed_back(epochs, budget * row["seconds"], task.mode) for budget in budgets]
     if "in hand" in row:
         row["in hand"][name] = in_hand(epochs, row["seconds"], task.mode)
-    print(f"{task.name} {row['seed']}: {name} {row[name]}", flush=True)
+    print(f"{named(row)} {row['seed']}: {name} {row[name]}", flush=True)
 
 
 def missing(row: Row) -> list[str]:
     """Return the searches that a row lacks, of those that are installed and run on its task."""
-    asked = OPTUNA if _is_wide(row["task"]) else PEERS
+    asked = OPTUNA if _is_brief(row) else PEERS
     there = importlib.util.find_spec("syne_tune") is not None
     return [name for name in asked if name not in row and (there or PEERS[name] is not by_syne_tune)]
 
@@ -270,16 +275,27 @@ def _epochs(cell: Row) -> list[Scored]:
     return full_size(Event(*event) for event in cell["events"] if event[4] is not None)
 
 
-def _is_wide(task: str) -> bool:
-    return task.startswith("wide_")
+def _is_wide(row: Row) -> bool:
+    return row["task"].startswith("wide_")
 
 
-def compared(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row], list[list[float | None]]]]:
-    """Yield task, peer, the task's rows, and the peer's test scores at each budget that it got."""
-    for task in dict.fromkeys(row["task"] for row in rows):
+def _is_brief(row: Row) -> bool:
+    """Tell whether Optuna's searches alone are run beside `tune`, and for its own time alone."""
+    return _is_wide(row) or "full_trainings" in row
+
+
+def named(row: Row) -> str:
+    """Return the name of a row's task, with the budget of `tune` if that is not its default."""
+    budget = row.get("full_trainings")
+    return TASK_NAMES[row["task"]] + ("" if budget is None else f", `full_trainings={budget:g}`")
+
+
+def compared(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row], list[list[float | None]]]]:
+    """Yield a peer, the rows of one task and budget with it, and its test scores at each time that it got."""
+    for task in dict.fromkeys(map(named, rows)):
         for name in (*PEERS, IN_ONE_PROCESS):
-            if with_peer := [row for row in rows if row["task"] == task and name in row]:
-                yield task, name, with_peer, [list(tests) for tests in zip(*(row[name] for row in with_peer))]
+            if with_peer := [row for row in rows if named(row) == task and name in row]:
+                yield name, with_peer, [list(tests) for tests in zip(*(row[name] for row in with_peer))]
 
 
 def wins(rows: Sequence[Row], tests: Sequence[float | None], margin: float = 0.0) -> int:
@@ -300,11 +316,11 @@ def over_time(rows: Sequence[Row]) -> Iterator[list[str]]:
     Searches are compared with the run of `tune` of their own row.
     """
     with_parts = [row for row in rows if "in hand" in row]
-    for task in dict.fromkeys(row["task"] for row in with_parts):
+    for task in dict.fromkeys(map(named, with_parts)):
         for name in (OURS, *PEERS, IN_ONE_PROCESS):
-            if there := [row for row in with_parts if row["task"] == task and name in row["in hand"]]:
+            if there := [row for row in with_parts if named(row) == task and name in row["in hand"]]:
                 cells = [_cell(there, name, part) for part in range(len(PARTS))]
-                yield [TASK_NAMES[task], f"{len(there)}", name, *cells]
+                yield [task, f"{len(there)}", name, *cells]
 
 
 def _cell(rows: Sequence[Row], name: str, part: int) -> str:
@@ -322,13 +338,13 @@ def _middle(tests: Sequence[float | None]) -> str:
 def markdown(result: Row) -> str:
     """A line for each task and peer; then one for each task and share of the time."""
     where, found, less = result["environment"], [], []
-    for task, name, rows, tests in compared(result["rows"]):
+    for name, rows, tests in compared(result["rows"]):
         shown = [f"{_middle(of_budget)} ({wins(rows, of_budget)} of {len(rows)})" for of_budget in tests]
         shown += ["not run"] * (len(BUDGETS) - len(tests))
         seconds, own = median(row["seconds"] for row in rows), median(row[OURS] for row in rows)
         found.append(
             (
-                TASK_NAMES[task],
+                named(rows[0]),
                 len(rows),
                 f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}",
                 f"{own:.4g}",
@@ -370,16 +386,18 @@ def main() -> None:
     parser = options(__doc__, data=True)
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=["digits", "cifar10"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--full-trainings", nargs="+", type=float, default=[FULL_TRAININGS])
     given = parser.parse_args()
     path = given.out / FILE
     before = read(path, {"environment": environment("torch"), "rows": []})
     rows, where = [row for row in before["rows"] if IN_ONE_PROCESS not in row], before["environment"]
-    for name, seed in itertools.product(given.tasks, given.seeds):
-        row = next((row for row in rows if (row["task"], row["seed"]) == (name, seed)), None)
+    known = {(row["task"], row.get("full_trainings", FULL_TRAININGS), row["seed"]): row for row in rows}
+    for name, price, seed in itertools.product(given.tasks, given.full_trainings, given.seeds):
+        row = known.get((name, price, seed))
         if row is None or missing(row):
             task, where = load_task(name, given.data).of_seed(seed), environment("torch")
             if row is None:
-                rows.append(row := measure(task, seed))
+                rows.append(row := measure(task, seed, price))
             for search in missing(row):
                 give_its_time(row, task, search)
                 _save(path, where, rows)

@@ -203,11 +203,11 @@ def against_peers(folder: Path) -> Iterator[Answer]:
     if result is None:
         return
     found, cells = [], read_cells(folder / "vs_asha")
-    for task, name, rows, tests in peers.compared(result["rows"]):
+    for name, rows, tests in peers.compared(result["rows"]):
         won, *later = [peers.wins(rows, of_budget) for of_budget in tests]
-        trained = [cell for of_method in cells.get(task, {}).values() for cell in of_method]
+        trained = [cell for of_method in cells.get(rows[0]["task"], {}).values() for cell in of_method]
         close = peers.wins(rows, tests[0], seed_spread(trained) if trained else 0.0)
-        found.append((TASK_NAMES[task], name, won, close, later[0] if later else None, len(rows)))
+        found.append((peers.named(rows[0]), name, won, close, later[0] if later else None, len(rows)))
     found.sort(key=lambda line: (-line[2] / line[-1], -line[3] / line[-1]))
     won, close, of = (sum(line[column] for line in found) for column in (2, 3, -1))
     ahead = [line for line in found if 2 * line[2] < line[-1]]

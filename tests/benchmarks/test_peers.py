@@ -92,3 +92,12 @@ def test_a_wide_task_is_compared_with_what_asha_had_at_that_time(tmp_path: Path)
     (found,) = against_peers(tmp_path)
     assert [row[2:] for row in found.rows if row[1] == PEER] == [("0 of 1", "1 of 1", "not run")]
     assert found.rows[-1][1] == PEER  # the best first
+
+
+def test_a_smaller_budget_of_full_trainings_is_compared_apart_with_optuna_alone() -> None:
+    whole = {"task": "digits", "seed": 0, "mode": "max", "seconds": 8.0, "`tune`": 0.9, PEER: [0.8, 0.95]}
+    brief = {**whole, "full_trainings": 1.0, PEER: [0.92]}
+    assert [*peers.compared([whole, brief])] == [(PEER, [whole], [[0.8], [0.95]]), (PEER, [brief], [[0.92]])]
+    assert peers.named(brief) == f"{peers.named(whole)}, `full_trainings=1`"
+    assert {*peers.missing(brief), PEER} == {*peers.OPTUNA}
+    assert "Ray Tune, ASHA" in peers.missing(whole)
