@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 from dataclasses import replace
 
+from hydro_rasda.records.records import COLUMNS
 from hydro_rasda.results import Cost, TrialRecord
 
 
@@ -42,6 +44,10 @@ def test_records_without_a_score_are_equal_by_value() -> None:
     assert record != replace(record, metric=0.5)
     assert record != replace(record, config={"lr": 0.2})
     assert record != 0
+
+
+def test_a_record_is_shown_by_what_the_table_has_of_it() -> None:
+    assert re.findall(r"(\w+)=", repr(RECORD)) == [COLUMNS[0], "config", *COLUMNS[1:]]
 
 
 def test_a_key_that_nothing_reads_may_have_a_slash() -> None:
