@@ -5,7 +5,7 @@ import pickle
 import re
 from dataclasses import replace
 
-from hydro_rasda.records.records import COLUMNS
+from hydro_rasda.records.records import COLUMNS, by_heat
 from hydro_rasda.results import Cost, TrialRecord
 
 
@@ -21,6 +21,12 @@ def test_spared_seconds() -> None:
     )
     assert cost.spared_seconds == 150.0
     assert math.isnan(replace(cost, race_epoch_seconds=math.nan).spared_seconds)
+
+
+def test_the_middle_heat_is_one_of_a_runs_heats_only_if_it_trained() -> None:
+    cost = Cost(16, 8.0, 6, 12.0, 2.0, 20.0, middle_epochs=8, middle_seconds=4.0)
+    assert [*by_heat(cost).items()] == [("sweep", (16, 8.0)), ("middle", (8, 4.0)), ("race", (6, 12.0))]
+    assert [*by_heat(replace(cost, middle_epochs=0))] == ["sweep", "race"]
 
 
 RECORD = TrialRecord(
