@@ -366,6 +366,7 @@ def test_beside_the_leader_other_lanes_train_others_to_the_milestone(tight: Open
         {"time_budget_s": 1e6},
         {"time_budget_s": None},
         {"time_budget_s": 25.0},  # 4 epochs are foreseen to take 30 s
+        {"time_budget_s": 25.0, "lanes": 2},  # as long as the race in two lanes
         {"lanes": 4},
     ],
 )
