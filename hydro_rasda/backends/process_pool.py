@@ -82,8 +82,8 @@ class LocalProcesses(DevicePool):
         where = self._where[device]
         share = DeviceShare(self._where.count(where), self._memory if where.type == "cpu" else None)
         shared = environment_of_shared_gpu(self._daemons, where) if share.processes > 1 else {}
-        if shared and where.type == "cuda":
-            where = torch.device("cuda", 0)
+        if shared:
+            where = torch.device(where.type, 0)
         return _Process(self._file, where, self._threads, share, shared, partial(self._hear, device))
 
     def _meeting(self, devices: Sequence[int]) -> Path:

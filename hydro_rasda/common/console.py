@@ -19,12 +19,20 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u20
 
 
 def printable(text: object) -> str:
-    """Return a name or a value as text, with control characters, such as escape sequences, made visible."""
+    r"""Return a name or a value as text, with control characters, such as escape sequences, made visible.
+
+    >>> print(printable("\x1b[1mbold"))
+    \x1b[1mbold
+    """
     return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], str(text))
 
 
 def one_line(text: object) -> str:
-    """Return the text of `printable` in one line."""
+    r"""Return the text of `printable` in one line.
+
+    >>> print(one_line("\x1b[1mtwo\nlines\t"))
+    \x1b[1mtwo\nlines\t
+    """
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 

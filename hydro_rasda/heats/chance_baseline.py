@@ -112,7 +112,8 @@ def chance_of(problem: Problem, batch_size: int, classes: bool) -> Chance | None
     if failed and not tried:
         told = f"measuring a constant prediction failed with {type(failed[0]).__name__}: {failed[0]}"
         warn(f"{told}. So trials may be stopped by scores that do not differ from chance")
-    best = min(tried, key=lambda metrics: metrics["loss"], default={})
+    finite = [metrics for metrics in tried if math.isfinite(metrics["loss"])]
+    best = min(finite, key=lambda metrics: metrics["loss"], default={})
     if not math.isfinite(score := best.get(name, math.nan)):
         return None
     if name == "accuracy":

@@ -125,9 +125,9 @@ def middle_piece(run: Run, middle: MiddlePlan, epochs: float) -> Piece:
 def tell_race(run: Run, pieces: Iterable[Piece], finalists: int) -> None:
     """Tell the user of a resumed run, whose sweep is over, what is left to train."""
     if run.callbacks:
-        trains = f"{finalists} finalists train" if finalists > 1 else "one finalist trains"
-        epochs = run.settings.models("race") * sum(piece.epochs for piece in pieces)
-        run.say(f"The sweep is over: {trains} at full size, for about {counted(round(epochs), 'more epoch')} in all.")
+        epochs = counted(round(run.settings.models("race") * sum(piece.epochs for piece in pieces)), "more epoch")
+        told = f"at full size, {counted(finalists, 'finalist')} will train for about {epochs} in all"
+        run.say(f"The sweep is over: {told}.")
 
 
 def race_pieces(run: Run, finalists: int, first: int | None = None, start: int = 0, trained: int = 0) -> list[Piece]:

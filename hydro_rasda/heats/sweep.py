@@ -21,7 +21,7 @@ from hydro_rasda.heats.chance_baseline import warn_of_chance
 from hydro_rasda.heats.cost_limits import Costs, all_fit
 from hydro_rasda.heats.finalists import finalists_found, finalists_in_time, finalists_of_rule
 from hydro_rasda.heats.fusion_kinds import find_kinds
-from hydro_rasda.heats.group_queue import cannot_grow, check_copies
+from hydro_rasda.heats.group_queue import check_copies
 from hydro_rasda.heats.race import Race
 from hydro_rasda.heats.run_plan import RunPlan
 from hydro_rasda.heats.search import Search
@@ -87,9 +87,6 @@ class Sweep(SurrogateHeat):
         units = run.store.units()
         asked = [unit.value["samples"] for key, unit in units.items() if key == CALL or key.startswith(ADMITTED)]
         self._grows = bool(asked) and asked[-1] != samples
-        for key, unit in units.items() if self._grows else ():
-            for number in unit.value.get("copies", ()) if GROUP.fullmatch(key) is not None else ():
-                raise cannot_grow(int(number))
         run.fold(partial(self._hear, recalled=True))
         for number in [n for n in run.history.trials if run.store.done(retry_key(n))]:
             self._build_again(number)

@@ -156,6 +156,10 @@ def averages_lost(lines: Iterable[Mapping[str, Any]], epoch: int, metric: str) -
     """Tell whether averaged weights were worse after an epoch than the trained weights.
 
     Then the trained weights count.
+
+    >>> lines = [{"epoch": 1, "val_loss": 0.5, "val_loss_averaged": 0.6}, {"epoch": 2, "val_loss": 0.4}]
+    >>> averages_lost(lines, 1, "val_loss"), averages_lost(lines, 2, "val_loss")
+    (True, False)
     """
     return any(averaged(metric) in line for line in lines if line["epoch"] == epoch)
 

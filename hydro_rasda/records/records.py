@@ -315,8 +315,7 @@ def row(record: TrialRecord, others: Sequence[str] = ()) -> dict[str, Any]:
     """
     config = {f"config/{name}": value for name, value in flat(record.config).items()}
     spread = {} if record.spread is None else {"spread": record.spread}
-    metrics = record.metrics if others else {}
-    own = {name: metrics.get(name, math.nan) for name in others}
+    own = {name: record.metrics.get(name, math.nan) for name in others}
     middle = {name: getattr(record, name) for name in MIDDLE_COLUMNS if record.middle_epochs}
     return {name: getattr(record, name) for name in COLUMNS} | middle | spread | own | config
 

@@ -191,8 +191,7 @@ class Progress:
         if not (scores := self._scores["sweep" if part == "transfer check" else part]):
             return ""
         sign = 1 if self._asked.mode == "min" else -1
-        best = min(scores, key=lambda number: sign * scores[number][0])
-        best = self._first if self._first is not None and self._first in scores else best
+        best = self._first if self._first in scores else min(scores, key=lambda number: sign * scores[number][0])
         # A bar's line has little room.
         what = ": " if self._narrow and self._has_bar else f" with {self._asked.metric} "
         score, epoch = scores[best]

@@ -26,6 +26,7 @@ from fusion.keys import (
 from fusion.optim import Hyperparameters
 from fusion.optim.optimizer_config import WRITTEN
 from hydro_rasda.common.secret_masking import HIDDEN
+from hydro_rasda.space.domains import plain
 
 
 def moves(config: Mapping[str, Any]) -> bool:
@@ -99,11 +100,12 @@ def indented(lines: Iterable[str], by: int = 1) -> list[str]:
 def literal(value: Any) -> str | None:
     """Write a value as Python code; None if that is impossible, as for a function.
 
-    >>> literal({"a": [1, 0.5, "x"]}), literal(float("inf")), literal(len), literal("(hidden)")
+    >>> import numpy as np
+    >>> literal({"a": [1, np.float64(0.5), "x"]}), literal(float("inf")), literal(len), literal("(hidden)")
     ("{'a': [1, 0.5, 'x']}", None, None, None)
+    >>> literal(np.zeros(1))  # another value than 0.0
     """
-    if hasattr(value, "item") and getattr(value, "size", None) == 1:  # a NumPy number
-        value = value.item()
+    value = plain(value)
     if isinstance(value, type) and value in _CLASSES.values():
         return f"torch.optim.{value.__name__}"
     text = repr(value)

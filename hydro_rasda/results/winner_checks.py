@@ -79,7 +79,7 @@ def overfitting_line(run: Run, finalists: Collection[int]) -> list[str]:
     full, narrow = (_losses(run, heat, winner) for heat in ("race", "sweep"))
     if not overfits_beyond(list(full.values()), list(narrow.values())):
         return []
-    epoch = min(full, key=lambda at: full[at].val)
+    epoch = min((at for at in full if math.isfinite(full[at].val)), key=lambda at: full[at].val)
     end = full[max(full)]
     epochs = counted(max(narrow), "epoch")
     told = f"trial {winner} overfits at full size, which its surrogate of {epochs} did not show: val_loss "

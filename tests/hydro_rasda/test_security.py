@@ -242,6 +242,8 @@ def test_links_above_a_runs_folder_are_their_users(tmp_path: Path) -> None:
         with Store.open(tmp_path / "runs" / "a", {"a": 1}, "auto") as store:
             store.save("b", {"x": torch.ones(3)})
             assert torch.equal(store.load("b")["x"], torch.ones(3))
+        for crumb in (".run.json.1.tmp", "checkpoints/.b.pt.2.tmp"):  # of a process that was killed
+            (tmp_path / "scratch" / "moved" / crumb).touch()
     assert (tmp_path / "scratch" / "moved" / "checkpoints" / "b.pt").is_file()
 
 

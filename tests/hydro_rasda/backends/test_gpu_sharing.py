@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,11 @@ from torch import Tensor, nn
 
 from hydro_rasda import LocalBackend, RaceConfig, TuneResult
 from hydro_rasda.backends import process_pool
+from hydro_rasda.packing import mps
 from hydro_rasda.problem.objective import supervised
+from hydro_rasda.problem.problem import Problem
+from hydro_rasda.run.run_folder import Store
+from hydro_rasda.run.state import Run
 from tests.hydro_rasda.packing.test_mps import daemons, left, seen
 
 __all__ = ["seen"]
@@ -85,6 +90,30 @@ def test_a_daemon_ends_with_a_tuner_that_is_killed(seen: Path) -> None:
     (line,) = daemons(seen)
     while any(psutil.pid_exists(line[which]) for which in ("daemon", "server")):
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("devices", "seen_as"),
+    [(["cuda:1"], ["cuda:1"]), (["cuda:1", "cuda:1"], ["cuda:0", "cuda:0"]), (["cpu", "cpu"], ["cpu", "cpu"])],
+)
+def test_only_processes_that_share_a_gpu_see_it_alone(
+    devices: list[str], seen_as: list[str], problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of other devices need no daemon."""
+    opened = list[Any]()
+    alone = {"CUDA_VISIBLE_DEVICES": "GPU-0"}
+    monkeypatch.setattr(process_pool, "_Process", lambda *arguments: opened.append(arguments[1:5]))
+    monkeypatch.setattr(mps, "available", lambda: True)
+    monkeypatch.setattr(mps.Daemons, "environment", lambda self, gpu: alone)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda where: SimpleNamespace(name="H100", uuid="0"))
+    with closing(Store.open(tmp_path / "run", {}, "auto")) as store:
+        pool = process_pool.LocalProcesses(Run(problem, store), [torch.device(name) for name in devices], 1e9)
+        for device in range(len(devices)):
+            pool._process(device)
+    assert [str(where) for where, *_ in opened] == seen_as
+    memory = None if "cuda:1" in devices else 1e9
+    assert {(share.processes, share.memory) for _, _, share, _ in opened} == {(len(devices), memory)}
+    assert [environment for *_, environment in opened] == [alone if name == "cuda:0" else {} for name in seen_as]
 
 
 @pytest.mark.parametrize(("name", "found"), [("NVIDIA H100", "GPU-7a"), ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None)])

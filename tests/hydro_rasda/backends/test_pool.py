@@ -235,6 +235,7 @@ def test_processes_that_never_come_are_an_error(run: Run) -> None:
     pool = ScriptedPool(run, 2, deadly=["describe"])
     with pytest.raises(RuntimeError, match="the process of a device did not start:\nit died of describe"):
         pool.idle()
+    assert len(pool.processes) == 5, "two, and another one for each of three that died before the last one did"
 
 
 @pytest.mark.timeout(60)

@@ -1,8 +1,10 @@
 """Each check lets through what holds, and names argument, value and rule where it does not."""
 
 import math
+import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,3 +70,20 @@ def test_a_number_and_a_metric_are_the_same_in_all_packages(value: object) -> No
     finite = real and value not in (math.inf, -math.inf) and value == value
     assert argument_checks.is_number(value) == fusion.argument_checks.is_number(value) == finite
     assert argument_checks.is_metric(value) == surrogate.argument_checks.is_metric(value) == real
+
+
+def test_a_folder_is_there_or_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    assert check_folder("path", tmp_path / "a" / "b") == tmp_path / "a" / "b"
+    refused = {
+        tmp_path / "file": r"can be made$",
+        tmp_path / ("x" * 300): r"can be made \(File name too long\)$",
+        Path("~no user of this name"): r"can be made \(Could not determine home directory\.\)$",
+    }
+    for path, told in refused.items():
+        with pytest.raises(ValueError, match=told):
+            check_folder("path", path)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert check_folder("path", tmp_path) == tmp_path, "it may be read only"
+    with pytest.raises(ValueError, match=r"can be made$"):
+        check_folder("path", tmp_path / "a")

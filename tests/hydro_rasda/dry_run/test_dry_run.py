@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
 from hydro_rasda import SweepConfig
-from hydro_rasda.dry_run.dry_run import dry_run
+from hydro_rasda.dry_run.dry_run import _is_pretrained, dry_run
 from hydro_rasda.problem.dry_run_of_batches import run_batch
 from hydro_rasda.problem.objective import as_objective, supervised
 from tests.hydro_rasda.models import Config, mlp, refuses_some, regressor, stumbles_in_some
@@ -551,3 +551,14 @@ class Complex(nn.Module):
 
 def test_weights_may_be_complex() -> None:
     assert not dry_run(problem(lambda config: Complex()), trials()).pretrained
+
+
+def test_constants_and_identities_do_not_make_a_model_pretrained() -> None:
+    def made(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        model = nn.Linear(8, 8)
+        model.mixing, model.unused = nn.Parameter(torch.eye(64)), nn.Parameter(torch.zeros(0))
+        return model
+
+    assert not _is_pretrained(made(0), made(1))
+    assert _is_pretrained(made(0), made(0))

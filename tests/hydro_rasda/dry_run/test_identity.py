@@ -216,6 +216,11 @@ def test_what_holds_itself_is_followed_once() -> None:
     assert of(Held()) == of(Held())
 
 
+def test_what_stands_beside_a_set_does_not_contain_its_items() -> None:
+    one, other = (tuple(range(2)) for _ in range(2))
+    assert of([one, {one}]) == of([other, {one}])
+
+
 def test_data_are_their_content() -> None:
     x, y = torch.rand(100, 3), torch.arange(100)
     inverted = 1 - y

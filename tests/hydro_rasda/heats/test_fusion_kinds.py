@@ -165,8 +165,11 @@ def test_no_shortcut_takes_one_structure_for_another(
     assert len(set(kinds.values())) > 1
 
 
-def test_models_that_are_alike_are_not_all_built(problem: Problem) -> None:
+@pytest.mark.parametrize("objective", [None, lambda model, batch, config: {}])
+def test_models_that_are_alike_are_not_all_built(problem: Problem, objective: Any) -> None:
+    """Also not if the objective reads configurations."""
     built: list[float] = []
+    problem = replace(problem, objective=as_objective(objective, nn.functional.mse_loss))
 
     def model_fn(config: Config) -> nn.Module:
         built.append(len(built))

@@ -19,6 +19,7 @@ from hydro_rasda.contracts import Event, Finished, History, Task, Widths
 from hydro_rasda.heats.finalists import LINEAR
 from hydro_rasda.heats.group_queue import Dispatcher
 from hydro_rasda.history.lineage import Ancestor, lineages, schedule_of, smoothed
+from hydro_rasda.run.crash_log import training_of
 from hydro_rasda.run.events import RungDecided
 from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.record_full_size import try_dropped_again
@@ -216,6 +217,17 @@ def test_a_call_with_more_time_measures_what_time_left_unmeasured(run: Run) -> N
     sweep(more, Given([configs()]), backend)
     assert max(len(group.members) for task in backend.tasks for group in task.groups) == 4
     more.store.close()
+
+
+def test_trials_at_which_processes_died_train_last_and_alone(run: Run) -> None:
+    for number, deaths in ((1, 3), (2, 2), (3, 1)):
+        run.store.doing._deaths[training_of([number], 3)] = 0, deaths
+    backend = Curves(run)
+    sweep(run, Given([configs()]), backend)
+    *others, last, very_last = [task.members for task in backend.tasks if task.span.stop == 3]
+    assert ([*last], [*very_last]) == ([2], [1])
+    assert sorted(number for members in others for number in members) == [0, 3, 4, 5, 6, 7]
+    assert max(map(len, others)) > 1
 
 
 @pytest.mark.usefixtures("one_process")

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hydro_rasda import RaceConfig, SweepConfig
 from hydro_rasda.contracts import Finished, History, Outcome, Task
 from hydro_rasda.heats.chance_baseline import chance_of
 from hydro_rasda.heats.race import train_finalists
+from hydro_rasda.heats.run_plan import race_pieces
 from hydro_rasda.history.lines import Unit, failure_line, metric_lines
 from hydro_rasda.history.scores import deciding_curve
 from hydro_rasda.problem.problem import Problem
@@ -319,6 +321,15 @@ def test_how_slow_the_sweep_was_does_not_change_who_trains_first(tight: Opens) -
     assert device.trained[:4] == [(1, epoch) for epoch in (1, 2, 3, 4)]
 
 
+def test_the_epochs_ahead_are_foreseen_from_the_next_milestone_on(tight: Opens) -> None:
+    """On a CPU, all cores count also for few models; a GPU without a model saves no time."""
+    run = tight(lanes=8)
+    assert race_pieces(run, 4) == [Piece(4, 5 / 8), Piece(2, 5 / 8), Piece(2, 5 / 8)]
+    assert race_pieces(run, 3, first=5, start=1, trained=4) == [Piece(5, 5 / 8), Piece(2, 5 / 8)]
+    run.problem = replace(run.problem, device=torch.device("meta"))
+    assert race_pieces(run, 4) == [Piece(4, 5 / 4), Piece(2, 5 / 2), Piece(2, 5 / 1)]
+
+
 class TwoLanes(Scripted):
     """Trains up to two models beside each other."""
 
@@ -355,6 +366,7 @@ def test_beside_the_leader_other_lanes_train_others_to_the_milestone(tight: Open
         {"time_budget_s": 1e6},
         {"time_budget_s": None},
         {"time_budget_s": 25.0},  # 4 epochs are foreseen to take 30 s
+        {"time_budget_s": 25.0, "lanes": 2},  # as long as the race in two lanes
         {"lanes": 4},
     ],
 )

@@ -34,7 +34,9 @@ from hydro_rasda.heats.search import (
     check_searcher,
     named_searcher,
     prepare,
+    with_objects,
 )
+from hydro_rasda.history.lines import jsonable
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.run_folder import Store
@@ -539,6 +541,20 @@ def test_a_resumed_run_has_the_values_that_it_trained_with(quick: Quick) -> None
         again = quick(**asked)
     assert [trial.config for trial in again.trials] == [trial.config for trial in first.trials]
     assert again.best_config["by_number"] == {"of": {1: (2, 3)}}
+
+
+def test_a_name_in_the_journal_stands_for_its_function_unless_two_have_it() -> None:
+    twins = [lambda: 1, lambda: 2]
+    config = {"fn": score, "twin": twins[1], "listed": [1, 2], "net": {"fn": play, "depth": 3}, "more": "x"}
+    space = {
+        "fn": choice([play, score]),
+        "twin": choice(twins),
+        "listed": choice([[1, 2], (1, 2)]),  # either is written as the other
+        "net": {"fn": choice([score, play]), "depth": 3},
+    }
+    recorded = jsonable(config)
+    assert with_objects(recorded, space) == {**config, "twin": recorded["twin"]}
+    assert isinstance(recorded["twin"], str)
 
 
 def has_little_dropout(config: dict[str, Any]) -> bool:

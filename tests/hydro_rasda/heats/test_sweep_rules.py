@@ -414,9 +414,9 @@ def test_bad_rules_are_told_of(run: Run) -> None:
         sweep(fresh, Given([configs([*FINALS, 0.5])]), Curves(fresh), Sends({}))
 
 
-def test_a_run_of_a_rule_that_copies_cannot_be_given_more_samples(run: Run) -> None:
+def test_more_samples_are_refused_if_a_trial_that_is_copied_has_trained_further_among_fewer(run: Run) -> None:
     few = again(run, num_samples=9)
-    sweep(few, Given([configs(FINALS[:9])]), Curves(few), Population(1.0))
+    sweep(few, Given([configs(FINALS[:9])]), Curves(few), MedianStopping())
     more = again(run)
     with pytest.raises(ValueError, match=r"`num_samples` is more than the run had, .* copies weights; begin another"):
         sweep(more, Given([configs(FINALS)]), Curves(more), Population(1.0))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hydro_rasda.common.heat_names import HeatName
+from hydro_rasda.common.heat_names import HEAT_NAMES, HeatName
 from hydro_rasda.history.full_size import trained_spans
 from hydro_rasda.history.history import CALL, DONE, FINALISTS, History
 from hydro_rasda.history.lines import Unit, failure_line, metric_lines
@@ -97,6 +97,16 @@ def test_who_failed_at_full_size_goes_on_in_a_sweep_that_is_given_more() -> None
     assert math.isnan(history.score("race", 0))
     history.take("race/retry-of-0", Unit(None, [{"event": "retried", "trial": 0}]))
     assert history.failures == {}
+
+
+def test_a_surrogate_that_failed_in_the_middle_heat_may_train_at_full_size() -> None:
+    history = swept()
+    history.failed["middle", 0] = "out of memory"
+    assert history.failures == {}
+    assert [history.has_failed(heat, 0) for heat in HEAT_NAMES] == [heat == "middle" for heat in HEAT_NAMES]
+    history.failed["sweep", 1] = "out of memory"
+    assert history.failures == {1: "out of memory"}
+    assert all(history.has_failed(heat, 1) for heat in HEAT_NAMES)
 
 
 def test_a_lost_checkpoint_takes_its_epochs_along() -> None:

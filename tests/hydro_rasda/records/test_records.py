@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 from dataclasses import replace
 
+from hydro_rasda.records.records import COLUMNS, by_heat
 from hydro_rasda.results import Cost, TrialRecord
 
 
@@ -19,6 +21,12 @@ def test_spared_seconds() -> None:
     )
     assert cost.spared_seconds == 150.0
     assert math.isnan(replace(cost, race_epoch_seconds=math.nan).spared_seconds)
+
+
+def test_the_middle_heat_is_one_of_a_runs_heats_only_if_it_trained() -> None:
+    cost = Cost(16, 8.0, 6, 12.0, 2.0, 20.0, middle_epochs=8, middle_seconds=4.0)
+    assert [*by_heat(cost).items()] == [("sweep", (16, 8.0)), ("middle", (8, 4.0)), ("race", (6, 12.0))]
+    assert [*by_heat(replace(cost, middle_epochs=0))] == ["sweep", "race"]
 
 
 RECORD = TrialRecord(
@@ -42,6 +50,10 @@ def test_records_without_a_score_are_equal_by_value() -> None:
     assert record != replace(record, metric=0.5)
     assert record != replace(record, config={"lr": 0.2})
     assert record != 0
+
+
+def test_a_record_is_shown_by_what_the_table_has_of_it() -> None:
+    assert re.findall(r"(\w+)=", repr(RECORD)) == [COLUMNS[0], "config", *COLUMNS[1:]]
 
 
 def test_a_key_that_nothing_reads_may_have_a_slash() -> None:

@@ -116,7 +116,7 @@ def test_a_resumed_run_whose_sweep_is_over_says_what_is_left(quick: Callable[...
         quick(name="a", callbacks=[killed], num_samples=4, max_t=2)
     texts = [message.text for message in quick(name="a", callbacks=[print], num_samples=4, max_t=2).messages]
     (told,) = [text for text in texts if text.startswith("The sweep is over")]
-    assert told.startswith("The sweep is over: 2 finalists train at full size, for about 3 more epochs in all.")
+    assert told.startswith("The sweep is over: at full size, 2 finalists will train for about 3 more epochs in all.")
 
 
 def test_ctrl_c_shows_how_to_go_on_and_hardly_a_frame(quick: Callable[..., TuneResult]) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -196,6 +197,9 @@ def test_it_trains_what_was_handed_back(name: str, quick: Quick, digits: tuple[P
     text = result.recipe()
     assert "rasda" not in text
     assert "fusion" not in text.replace("confusion", "")
+    made = {node.name for node in ast.parse(text).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    unused = {name for name in made - {"train"} if len(re.findall(rf"\b{name}\b", text)) == 1}
+    assert unused == set()
     rtol = 1e-4 if name in ("batch statistics in parts", "float16", "schedule-free, last") else 0.0
     assert_same(again(text, model_fn, digits[0]), result, rtol)
     if name == "rates by role":

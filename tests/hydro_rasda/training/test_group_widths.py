@@ -164,6 +164,7 @@ ODD: list[Any] = [
     {**SOUND, "throughput": []},
     {**SOUND, "throughput": {}},
     {**SOUND, "throughput": {"2": 2.0}},
+    {**SOUND, "throughput": {"0": 1.0, "1": 1.0, "2": 2.0}},
     {**SOUND, "throughput": {"1": 1.0, "2": math.nan}},
     {**SOUND, "throughput": {"1": 1.0, "2": -1.0}},
     {**SOUND, "throughput": {"1": 1.0, "2": "fast"}},
