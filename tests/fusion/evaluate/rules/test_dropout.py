@@ -20,6 +20,7 @@ def test_dropout_gradient_is_its_mask() -> None:
         out = torch.func.vmap(dropout, randomness="error")(x, torch.tensor([0.3, 0.5, 1.0]))
     (grad,) = torch.autograd.grad(out.sum(), x)
     torch.testing.assert_close(out, x * grad)
+    assert not grad[2].any(), "the last member's probability is 1"
 
 
 @pytest.mark.parametrize("inplace", [False, True])
