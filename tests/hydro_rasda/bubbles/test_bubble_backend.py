@@ -129,7 +129,8 @@ def test_the_user_is_told_once_whenever_no_host_is_there(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bubble_backend, "LOOK_S", 0)
-    devices, guest, said = BubbleDevices(run, tmp_path / "source", tmp_path / "problem", 1, 0.0), Connection(), []
+    devices, guest = BubbleDevices(run, tmp_path / "source", tmp_path / "problem", 1, 0.0), Connection()
+    said = list[str]()
     monkeypatch.setattr(run, "say", said.append)
 
     def lines() -> int:
