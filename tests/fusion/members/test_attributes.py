@@ -283,5 +283,5 @@ def test_values_of_members_that_are_kept_twice_or_joined_are_their_own() -> None
 
 def test_loose_tensors_of_a_recurrent_layer_are_those_that_torch_does_not_keep_there() -> None:
     layer = nn.LSTM(2, 2)
-    layer.held = [layer.bias_hh_l0]  # type: ignore[assignment]
+    layer.held = [layer.bias_hh_l0]
     assert [path for path, _ in loose_tensors(layer)] == ["held[0]"]
