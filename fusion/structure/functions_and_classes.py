@@ -31,9 +31,6 @@ BUILTINS = (
 )
 WRAPPERS = (property, staticmethod, classmethod, functools.cached_property, functools._lru_cache_wrapper)
 
-# Py_TPFLAGS_HEAPTYPE: types without this flag are static types of the interpreter or an extension; they exist once.
-_MADE_AT_RUN_TIME = 1 << 9
-
 
 def name_of(thing: Any) -> str:
     """Return the module and name of a class or function."""
@@ -42,8 +39,6 @@ def name_of(thing: Any) -> str:
 
 def found_by_name(thing: Any) -> bool:
     """Return whether a class or function is found under its name in its module, so that all users share one object."""
-    if isinstance(thing, type) and not thing.__flags__ & _MADE_AT_RUN_TIME:
-        return True
     found: Any = sys.modules.get(getattr(thing, "__module__", None) or "")
     for part in getattr(thing, "__qualname__", "").split("."):
         found = getattr(found, part, None)

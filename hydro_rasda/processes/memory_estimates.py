@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fusion.keys import KEYS, KINDS, configs_of_parts, is_of_part, optimizer_names, read
+from fusion.keys import KEYS, configs_of_parts, is_of_part, optimizer_names, read
 from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.data import outline
@@ -101,7 +101,7 @@ def at_most(known: Mapping[int, float], members: int) -> float:
 def kind_of_group(kind: str, trials: Sequence[Trial]) -> str:
     """Return a key of fused groups; groups of equal key and size take equal memory for models and optimizers."""
     kinds = {name for trial in trials for name in optimizer_names(trial.config)}
-    return "+".join([kind, *(name for name in KINDS if name in kinds)])
+    return "+".join([kind, *sorted(kinds)])
 
 
 def kind_of_target(trial: Trial) -> str:

@@ -83,6 +83,13 @@ def test_an_attribute_that_is_no_target_of_each_example_is_left_alone(targets: A
     assert [len(fold.val) for fold in folds.rows] == [4, 4, 4]
 
 
+def test_a_splitter_gets_the_targets_as_they_are() -> None:
+    """These two classes are one number in float32."""
+    data = (torch.zeros(8, 1), 2**24 + torch.arange(8) // 4)
+    folds = make_folds(StratifiedKFold(2), data, make_batches(data, "train_data", CPU, 0), 0)
+    assert [fold.val.tolist() for fold in folds.rows] == [[0, 1, 4, 5], [2, 3, 6, 7]]
+
+
 def test_a_splitter_without_a_seed_draws_from_the_runs(digits: tuple[Pair, Pair]) -> None:
     batches = make_batches(digits[0], "train_data", CPU, 0)
     before = np.random.get_state()[1].copy()  # type: ignore[index]

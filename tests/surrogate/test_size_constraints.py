@@ -40,6 +40,14 @@ def test_a_number_in_the_forward_pass_fixes_its_width() -> None:
     assert trace.tensors["second.weight"][0].free_symbols
 
 
+def test_an_index_in_a_tensor_may_pick_the_only_row() -> None:
+    class Picks(Skip):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x[None][torch.tensor(0)])
+
+    assert trace_sizes(Picks(), torch.zeros(2, 6)).tensors["first.weight"][1] == 6
+
+
 def test_heads_are_tied_to_their_width_by_equations_that_hold_now() -> None:
     trace = trace_sizes(SplitAttention(), torch.zeros(2, 8, dtype=torch.long))
     (heads,), (width,) = trace.attributes["", "n_head"], trace.attributes["", "n_embd"]

@@ -144,3 +144,16 @@ def test_a_dict_of_outputs_counts_as_one_row_and_hooks_are_gone() -> None:
     output = model(x)
     assert not any(layer._forward_hooks for layer in model.modules())
     assert output["box"].requires_grad
+
+
+def test_a_layer_whose_outputs_are_integers_is_left_out() -> None:
+    model = make_surrogate(two_heads, {}, 1.0)
+    model.add_module("labels", nn.Identity())
+
+    def label_first(model: nn.Module, x: Tensor) -> Tensor:
+        model.get_submodule("labels")(x.argmax(1))
+        return objective_recording(model, x)
+
+    found = record_training(model, {"lr": 0.1}, [torch.randn(8, 64)], label_first).outputs
+    assert "trunk" in {name for name, _ in found}
+    assert "labels" not in {name for name, _ in found}

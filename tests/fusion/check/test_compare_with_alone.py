@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusion import FusionMismatch, FusionWarning, dry_run, fuse
-from fusion.check.compare_with_alone import _differing_in_float64, check_copy, restored
+from fusion.check.compare_with_alone import _differing_in_float64, _moved, check_copy, restored
 from tests.zoo import CASES, Case
 
 X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
@@ -219,6 +219,15 @@ def test_the_order_in_which_masks_are_drawn_is_no_fault(one_by_one: bool) -> Non
     torch.manual_seed(0)
     fused = fuse([FromTokens() for _ in range(2)], one_by_one=one_by_one)
     assert dry_run(fused, loss, (x, Y)) is None
+
+
+@pytest.mark.parametrize(("dtype", "by"), [(torch.float64, 30 * 2.0**-52), (torch.bfloat16, 2.0**-3.5)])
+def test_weights_move_by_30_roundings_and_in_half_precision_by_fewer(dtype: torch.dtype, by: float) -> None:
+    layer = nn.Linear(50, 50).to(dtype)
+    nn.init.ones_(layer.weight)
+    torch.manual_seed(0)
+    change = _moved(layer, 0.0).get_parameter("weight").double() - 1
+    assert change.std().item() == pytest.approx(by, rel=0.1)
 
 
 def test_chaos_within_rounding_is_no_fault() -> None:

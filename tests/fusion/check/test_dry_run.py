@@ -652,3 +652,12 @@ def test_a_mode_of_a_modules_own_that_writes_to_nothing_is_none_of_this() -> Non
     fused.stacked_buffers["1.running_mean"][0] = float("nan")  # of a member that has diverged
     assert dry_run(fused, loss, BATCH, compare=False) is None
     assert [part.training for part in fused.unfuse(1).children()] == [True, False]
+
+
+def test_buffers_to_which_nothing_is_written_stay_shared() -> None:
+    models = [nn.Linear(3, 3) for _ in range(2)]
+    for model in models:
+        model.register_buffer("scale", torch.ones(3), persistent=False)
+    fused = fuse(models)
+    assert dry_run(fused, lambda model, x: (model(x) * model.scale).sum(), torch.randn(4, 3)) is None
+    assert list(fused.common.bufs()) == ["scale"]

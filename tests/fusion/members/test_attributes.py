@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fusion import dry_run, fuse, fusion_key
-from fusion.members.attributes import OwnValues, changed, snapshot
+from fusion.members.attributes import OwnValues, changed, loose_tensors, snapshot
 
 X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
 
@@ -279,3 +279,9 @@ def test_values_of_members_that_are_kept_twice_or_joined_are_their_own() -> None
     value += 1
     assert joined.of_members[place][1].tolist() == [1, 1]
     assert [kept.tolist() for kept in twice.of_members[place]] == [[2, 2], [1, 1]]
+
+
+def test_loose_tensors_of_a_recurrent_layer_are_those_that_torch_does_not_keep_there() -> None:
+    layer = nn.LSTM(2, 2)
+    layer.held = [layer.bias_hh_l0]
+    assert [path for path, _ in loose_tensors(layer)] == ["held[0]"]

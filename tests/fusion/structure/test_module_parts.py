@@ -88,7 +88,7 @@ def test_a_tree_keeps_dotted_names() -> None:
     assert list(tree.state_dict()) == ["a.count", "a.b.weight"]
     assert list(dict(tree.named_parameters())) == ["a.b.weight"]
     assert set(tree.bufs()) == {"a.count", "a.mask"}
-    assert not tree.is_persistent("a.mask")
+    assert [tree.is_persistent(name) for name in ("a.count", "a.mask")] == [True, False]
     assert tree.pop("a.count") == 3
     assert tree.get("a.count") is None
     assert tree.double().params()["a.b.weight"].dtype == torch.float64

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any, cast
 
 import cloudpickle
 import pytest
 
-from hydro_rasda.bubbles import BubbleBackend, bubbles
+from hydro_rasda.backends.process_pool import PROBLEM, read_shared
+from hydro_rasda.bubbles import BubbleBackend, bubble_backend, bubbles
 from hydro_rasda.bubbles.bubble_backend import BubbleDevices
 from hydro_rasda.bubbles.rendezvous import connect
 from hydro_rasda.common.trial import Trial
@@ -111,6 +112,42 @@ def test_a_group_in_pieces_leaves_no_checkpoint_once_it_is_over(run: Run, tmp_pa
         devices.close()
 
 
+def test_guests_find_the_problem_in_the_runs_folder_while_the_sweep_lasts(run: Run, tmp_path: Path) -> None:
+    with BubbleBackend(tmp_path / "source").open(run):
+        assert read_shared(run.store.path / PROBLEM).settings == run.problem.settings
+    assert not (run.store.path / PROBLEM).exists()
+
+
+def test_a_problem_that_no_other_process_can_have_is_refused(run: Run, tmp_path: Path) -> None:
+    lock = threading.Lock()
+    run.problem = replace(run.problem, model_fn=lambda config: lock)  # type: ignore[arg-type,return-value]
+    with pytest.raises(ValueError, match="anything but a `BubbleBackend`"), BubbleBackend(tmp_path).open(run):
+        pass
+
+
+def test_the_user_is_told_once_whenever_no_host_is_there(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bubble_backend, "LOOK_S", 0)
+    devices, guest = BubbleDevices(run, tmp_path / "source", tmp_path / "problem", 1, 0.0), Connection()
+    said = list[str]()
+    monkeypatch.setattr(run, "say", said.append)
+
+    def lines() -> int:
+        devices.finished()
+        return len(said)
+
+    try:
+        assert (lines(), lines()) == (1, 1)
+        guest.come(devices)
+        assert (lines(), lines()) == (1, 1)
+        guest.says(devices, "died")
+        assert (lines(), lines(), lines()) == (1, 2, 2)
+        assert "waiting for hosts: none has come" in said[0]
+    finally:
+        devices.close()
+
+
 def test_a_guest_that_comes_as_the_sweep_ends_is_sent_away(run: Run, tmp_path: Path) -> None:
     devices = BubbleDevices(run, tmp_path / "source", tmp_path / "problem", 1, 0.0)
     early = connect(tmp_path / "source")
@@ -119,7 +156,7 @@ def test_a_guest_that_comes_as_the_sweep_ends_is_sent_away(run: Run, tmp_path: P
         time.sleep(0.02)
     devices.close()
     late, ours = Pipe()
-    Thread(target=devices._listen, args=[ours], daemon=True).start()
+    threading.Thread(target=devices._listen, args=[ours], daemon=True).start()
     for guest in (early, late):
         assert guest.poll(60)
         with pytest.raises(EOFError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from hydro_rasda.bubbles import bubbles
-from hydro_rasda.bubbles.guest_handle import GuestProcess
+from hydro_rasda.bubbles.guest_handle import GuestProcess, SharedPage
 from hydro_rasda.bubbles.host import Guest
 from hydro_rasda.testing.tiny_runs import is_running
 
@@ -46,6 +47,21 @@ def test_a_guest_runs_in_bubbles_alone(tmp_path: Path) -> None:
         assert process.over == 0
     finally:
         process.end()
+
+
+@pytest.mark.parametrize("preempt", [True, False])
+@pytest.mark.parametrize("tied", [True, False])
+def test_only_a_preempted_guest_that_ends_with_its_host_is_stopped(
+    preempt: bool, tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = list[signal.Signals]()
+    monkeypatch.setattr(GuestProcess, "_signal", lambda process, number: sent.append(number))
+    process = GuestProcess.__new__(GuestProcess)
+    process._preempt, process.page = preempt, SharedPage.open()
+    process.page.tied = tied
+    process.close()
+    os.close(process.page.handle)
+    assert sent == [signal.SIGSTOP] * (preempt and tied)
 
 
 def test_a_stopped_guest_ends_with_its_host(tmp_path: Path) -> None:

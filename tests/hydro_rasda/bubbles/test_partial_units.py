@@ -108,13 +108,14 @@ def test_a_group_goes_on_from_what_guests_left_of_it_in_this_process_or_the_next
     assert [*GroupWork(run, other, 1).begin()] == [other], "a rest of other members is not theirs"
 
 
-def test_what_has_diverged_or_may_not_go_on_is_over(run: Run) -> None:
-    task = Task("sweep/to-4/group-0", (Group("a", (0, 1), True),), (), Span(0, 4))
-    part = {"members": [0, 1]}
+@pytest.mark.parametrize("members", [(0, 1), (0,)])
+def test_what_has_diverged_or_may_not_go_on_is_over(members: tuple[int, ...], run: Run) -> None:
+    task = Task("sweep/to-4/group-0", (Group("a", members, True),), (), Span(0, 4))
+    part = {"members": [*members]}
     for loss, go_on, over in ((math.nan, True, True), (1.0, False, True), (1.0, True, False)):
         work = GroupWork(run, task, 1)
         list(work.begin())
-        left = work.took(task, Outcome([part], lines([0, 1], [1, 2], loss), {}), go_on)
+        left = work.took(task, Outcome([part], lines([*members], [1, 2], loss), {}), go_on)
         assert (work.done, not left, work.outcome.checkpoint == [part]) == (over, over, over)
         run.store.discard(work.saved)
 

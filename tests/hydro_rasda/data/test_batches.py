@@ -280,6 +280,7 @@ def test_objects_of_tensors_are_put_together_moved_and_shared(workers: int) -> N
         elsewhere = next(batches.on(torch.device("meta")).in_order(4))
         assert elsewhere.x.device.type == "meta"
     assert next(loaded.in_order(4)).name == ["0", "1", "2", "3"]
+    assert next(loaded.in_order(1)).name == ["0"]
 
 
 @pytest.mark.parametrize("absent", [0, 1])

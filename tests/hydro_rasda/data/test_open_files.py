@@ -78,9 +78,15 @@ def model_fn(config: Any, width_ratio: float = 1.0) -> nn.Module:
 
 def moved_by_a_fork(number: int) -> bool:
     """Whether a forked process that moves the position in a file moves that of this process, too."""
+    link = Path(f"/proc/self/fd/{number}")
+
+    def move(_: Notify) -> tuple[int, ...]:
+        held = [os.path.realpath(other) for other in link.parent.iterdir()]
+        return os.lseek(number, 0, 1), os.lseek(number, 7, 0), held.count(os.path.realpath(link))
+
     os.lseek(number, 3, os.SEEK_SET)
-    (found,) = imap_forked([lambda notify: (os.lseek(number, 0, 1), os.lseek(number, 7, 0))], 1, lambda *_: None)
-    assert found == (0, (3, 7))
+    (found,) = imap_forked([move], 1, lambda *_: None)
+    assert found == (0, (3, 7, 1)), "the fork is where this process was, and holds the file once"
     return os.lseek(number, 0, os.SEEK_CUR) == 7
 
 

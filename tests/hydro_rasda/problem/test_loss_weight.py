@@ -115,6 +115,13 @@ def test_the_sum_over_many_targets_may_be_beyond_float16(weight: Tensor | None) 
     assert output.grad[0].tolist() == pytest.approx([-0.001, 0.001], rel=1e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_loss_of_other_types_is_torchs_own(dtype: torch.dtype) -> None:
+    output = torch.randn(4, 3, dtype=dtype, generator=GENERATOR)
+    batch = (output, torch.tensor([0, 1, 2, 0]))
+    torch.testing.assert_close(supervised()(nn.Identity(), batch)["loss"], F.cross_entropy(*batch))
+
+
 @pytest.mark.parametrize("weight", [None, torch.linspace(0.1, 1, 200)])
 def test_classes_of_uint8_are_those_of_int64(weight: Tensor | None) -> None:
     """Class 156 is no ignored one, and none of them is a mask."""

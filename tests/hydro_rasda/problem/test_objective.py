@@ -198,6 +198,8 @@ def test_so_does_its_module_and_no_accuracy_is_told_of_one_class() -> None:
     assert "loss" in ignoring(LINEAR, (X, target.masked_fill(target == 1, 9)))
     binary = checked(supervised(lambda o, t: F.binary_cross_entropy_with_logits(o.squeeze(1), t.float())))
     assert set(binary(model, (X, target))) == {"loss"}
+    two_classes = torch.tensor([[0.0, 1.0], [0.0, 1.0]])
+    assert supervised()(nn.Identity(), (two_classes, torch.tensor([0, 1])))["accuracy"] == 0.5
 
 
 def test_an_output_without_classes_is_refused() -> None:

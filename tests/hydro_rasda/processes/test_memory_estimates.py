@@ -51,6 +51,7 @@ def test_full_size_models_are_at_first_taken_for_what_the_dry_run_ran(problem: P
 def test_what_matters_is_kept_for_later_runs(problem: Problem) -> None:
     first = Peaks(problem, "sweep")
     first.learn("kind", 2, 100)
+    first.estimate("small", {1: 1})
     first.keep(room=1000)
     assert not cache_folder().exists()  # as many as there are cores fit, and half as many again
     first.keep(room=120)

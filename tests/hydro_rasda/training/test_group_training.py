@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -306,16 +307,20 @@ def test_members_of_different_structures_train_by_themselves(problem: Problem) -
 
 def test_out_of_memory_halves_the_group_and_loses_nothing(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory for two members: six end as twos and ones, with what such groups get that train so from the start."""
-    step = FusedLearner.step
+    step, failed, held = FusedLearner.step, list[weakref.ref[FusedLearner]](), list[FusedLearner | None]()
 
     def step_of_two(learner: FusedLearner, share: Share, epoch: float, steps: float) -> Mapping[str, Tensor]:
+        held.extend(other for each in failed if (other := each()) is not learner)
         if learner.fused.K > 2 and epoch > 1:
+            learner.itself = learner  # type: ignore[attr-defined]
+            failed.append(weakref.ref(learner))
             raise torch.OutOfMemoryError("CUDA out of memory")
         return step(learner, share, epoch, steps)
 
     monkeypatch.setattr(FusedLearner, "step", step_of_two)
     outcome = train_group(problem, TRIALS, task(tuple(range(6)), 0, 2), no_sources)
     assert not outcome.failures
+    assert set(held) == {None}, "a group that failed is freed before the next one trains"
     assert [part["members"] for part in outcome.checkpoint] == [[0, 1], [2], [3, 4], [5]]
     pair = train_group(problem, TRIALS, task((0, 1), 0, 2), no_sources)
     assert {n: outcome.history[n] for n in (0, 1)} == pair.history

@@ -20,8 +20,16 @@ def test_dropout_gradient_is_its_mask() -> None:
         out = torch.func.vmap(dropout, randomness="error")(x, torch.tensor([0.3, 0.5, 1.0]))
     (grad,) = torch.autograd.grad(out.sum(), x)
     torch.testing.assert_close(out, x * grad)
+    assert not grad[2].any(), "the last member's probability is 1"
 
 
 @pytest.mark.parametrize("inplace", [False, True])
 def test_rrelu_in_evaluation_has_the_mean_slope(inplace: bool) -> None:
     assert_folds(lambda x: F.rrelu(x * 1, 0.1, 0.4, inplace=inplace), member(6, 5), dims=(0,))
+
+
+def test_dropout_in_evaluation_leaves_an_input_shared() -> None:
+    x = torch.randn(5)
+    with folded(Streams(K, range(K))):
+        out = torch.func.vmap(lambda x, p: F.dropout(x, p, False), in_dims=(None, 0))(x, torch.rand(K))
+    assert torch.equal(out, x.expand(K, 5))

@@ -41,6 +41,11 @@ def by_attribute(model: nn.Module, x: Tensor) -> Any:
     return slope.square().sum()
 
 
+def without(model: nn.Module, x: Tensor) -> Any:
+    """A tensor may be told once more that it needs no gradient."""
+    return model(x.clone().requires_grad_(False)).square().mean()
+
+
 def second_derivative(model: nn.Module, x: Tensor) -> Any:
     """Of a physics-informed network."""
     x = x.clone().requires_grad_()
@@ -106,7 +111,7 @@ def clipped(model: nn.Module, x: Tensor) -> Any:
 
 
 OBJECTIVES = [
-    *(penalty, of_the_batch, by_attribute, second_derivative, one_step_ahead, adversarial),
+    *(penalty, of_the_batch, by_attribute, without, second_derivative, one_step_ahead, adversarial),
     *(decayed, sharpness_aware, clipped),
 ]
 

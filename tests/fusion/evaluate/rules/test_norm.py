@@ -17,11 +17,11 @@ from tests.fusion.training import Both
 
 
 @pytest.mark.parametrize("x", [None, 0, 1])
-@pytest.mark.parametrize("training", [True, False])
-def test_batch_norm(training: bool, x: int | None) -> None:
+@pytest.mark.parametrize(("training", "momentum"), [(True, 0.3), (False, 0.3), (True, 1)])
+def test_batch_norm(training: bool, momentum: float, x: int | None) -> None:
     def op(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor) -> Any:
         mean, var = mean.detach().clone(), var.detach().abs()
-        return F.batch_norm(x, mean, var, weight, bias, training, 0.3), mean, var
+        return F.batch_norm(x, mean, var, weight, bias, training, momentum), mean, var
 
     inputs = tensor(x, 6, 4, 5, 5), member(4), member(4), member(4), member(4)
     assert_folds(op, *inputs, dims=(x, 0, 0, 0, 0))
