@@ -252,8 +252,9 @@ def test_what_the_score_depends_on_most_is_the_most_important(sorts: Sorts) -> N
     assert (axes.xaxis.title.text, axes.yaxis.title.text) == ("lr", "optimizer")
     assert axes.xaxis.type == "log"
     assert axes.xaxis.dtick == 1  # with more labels to a decade, they lie on each other
-    turned = plots.score_map(sorts["large"], y="lr").layout
-    assert (turned.xaxis.title.text, turned.yaxis.title.text) == ("optimizer", "lr")
+    for given in ({"y": "lr"}, {"x": "dropout"}):
+        turned = plots.score_map(sorts["over"], **given).layout
+        assert (turned.xaxis.title.text, turned.yaxis.title.text) == ("dropout", "lr")
 
 
 def test_each_training_is_in_the_timeline_once(sorts: Sorts) -> None:
