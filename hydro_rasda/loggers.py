@@ -401,7 +401,7 @@ def scalars(values: Mapping[str, float]) -> Any:
 def last_steps(folder: Path, inside: int = 0) -> dict[str, int]:
     """Return the last step of each tag in a folder's event files. A record that was cut off does not count."""
     found: dict[str, int] = {}
-    for path in sorted(folder.glob("*.tfevents.*")):
+    for path in folder.glob("*.tfevents.*"):
         for event in _events(path, inside + 1):
             for value in event.summary.value:
                 found[value.tag] = max(event.step, found.get(value.tag, 0))

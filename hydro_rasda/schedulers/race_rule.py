@@ -208,9 +208,9 @@ class RaceRule(SweepRule):
         racing = [number for number in sweep.waiting if sweep.ended.get(number) in (None, "diverged")]
         if racing or "done" in sweep.ended.values():
             return racing
-        stopped = {number: trial.epoch for number, trial in sweep.trials.items() if trial.dropped}
+        stopped = {number: trial.epoch for number, trial in sweep.trials.items() if number not in sweep.ended}
         for stop in reversed([at for at in self.milestones if at < _reached(sweep)]):
-            there = [number for number, at in stopped.items() if at == stop and number not in sweep.ended]
+            there = [number for number, at in stopped.items() if at == stop]
             if self._kept(there, sweep):
                 return there
         return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import socket
 import subprocess
@@ -301,8 +302,12 @@ def test_results_of_both_members_are_compared(tmp_path: Path) -> None:
     assert {n: [epoch for epoch, _ in history] for n, history in found.items()} == {0: [1, 2, 3, 4], 1: [1, 2, 3, 4]}
 
 
-def test_a_process_that_was_waited_for_is_not_running() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+def test_a_process_that_ended_is_not_running_whether_it_was_waited_for_or_not() -> None:
+    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
     assert is_running(process.pid)
-    process.communicate(b"\n")
+    assert process.stdin
+    process.stdin.close()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # leaves a zombie
+    assert not is_running(process.pid)
+    process.wait()
     assert not is_running(process.pid)

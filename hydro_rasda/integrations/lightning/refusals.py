@@ -41,7 +41,7 @@ _SETTINGS: dict[str, Any] = {
     "max_time": None,
     "limit_train_batches": 1.0,
     "limit_val_batches": 1.0,
-    "overfit_batches": (0, 0.0),
+    "overfit_batches": 0,
     "fast_dev_run": False,
     "accumulate_grad_batches": 1,
     "reload_dataloaders_every_n_epochs": 0,

@@ -144,8 +144,7 @@ def call_of(asked: Mapping[str, Any]) -> str:
     """Write the call of `tune` as Python; values that JSON cannot hold, such as functions, become names."""
     digests = asked["digests"]
     own, sweep, race = recorded(asked)
-    if "objectives" in own:
-        own = {**own, "metric": asked["metric"], "mode": asked["mode"], "objectives": ()}
+    own |= {"metric": asked["metric"], "mode": asked["mode"], "objectives": ()}  # as given, even if there are several
     default = SweepConfig()
     made = {"rule": asked["sweep_rule"], "searcher": asked["searcher"]}
     of_sweep = _changed(sweep, default)

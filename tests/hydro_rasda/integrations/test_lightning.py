@@ -453,6 +453,20 @@ def test_a_group_with_a_rate_of_zero_stays_as_it_is() -> None:
     assert (found.config["lr"], found.config["schedule"].factors) == (0.1, (1.0, 0.5, 0.25))
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [({"momentum": 0.5}, "groups with different momentum"), ({"maximize": True}, "maximize=True")],
+    ids=["momentum", "maximize"],
+)
+def test_what_one_group_alone_asks_for_is_refused(change: dict[str, Any], told: str) -> None:
+    def apart(module: Classifier) -> Any:
+        groups = [{"params": module.body.parameters()}, {"params": module.head.parameters(), **change}]
+        return torch.optim.SGD(groups, 0.1)
+
+    with pytest.raises(ValueError, match=told):
+        optimizer_settings(Classifier({"rate": 0.1}, apart), {"rate": 0.1}, epochs=3, steps=9)
+
+
 def test_keys_for_the_optimizer_that_the_module_does_not_read_are_told(tmp_path: Path) -> None:
     """Beside `tune`, which reads them: here they changed nothing, and the best configuration named them."""
 

@@ -271,6 +271,15 @@ def test_jobs_in_a_container_are_measured_and_share_a_gpu(
     assert [max(counts) for counts in at_once.values()] == [2, 2]
 
 
+def test_a_job_that_took_no_memory_of_a_gpu_teaches_none(
+    nvml: Nvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "_PID_NAMESPACE", tmp_path)
+    nvml.processes = ()
+    (job,) = pack([Task(["true"])], gpus()[:1], storage_path=tmp_path, mps=False, verbose=False).jobs
+    assert (job.state, job.memory) == ("complete", 0)
+
+
 @pytest.mark.parametrize("name", ["memory", "compute"])
 def test_a_device_without_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):

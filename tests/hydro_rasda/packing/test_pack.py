@@ -22,6 +22,7 @@ from hydro_rasda.packing.job_states import Grid
 from hydro_rasda.packing.packer import OUT_OF_MEMORY
 from hydro_rasda.packing.tasks import tasks_of
 from hydro_rasda.run.run_folder import Store
+from hydro_rasda.schedulers.packing_policy import Job, Placed, Room, first_fit
 
 MB = 1e6
 SMALL = Estimate(20 * MB, 0.5, 1)
@@ -280,6 +281,18 @@ def test_jobs_end_with_the_call(tmp_path: Path) -> None:
     call.wait()
     pid = int((tmp_path / "pid").read_text())
     until(lambda: not psutil.pid_exists(pid))
+
+
+def test_jobs_end_at_once_where_the_call_is_interrupted(tmp_path: Path) -> None:
+    def interrupts(jobs: Sequence[Job], rooms: Sequence[Room]) -> list[Placed]:
+        if rooms[0].jobs:
+            raise KeyboardInterrupt
+        return first_fit(jobs, rooms)
+
+    jobs = [Task(["sh", "-c", f"sleep 5; touch {tmp_path / 'over'}"], SMALL) for _ in range(2)]
+    with pytest.raises(KeyboardInterrupt):
+        packed(tmp_path, jobs, [cores(0.5)], policy=interrupts)
+    assert not (tmp_path / "over").exists()
 
 
 def test_bad_devices_and_functions_are_refused(tmp_path: Path) -> None:

@@ -252,8 +252,18 @@ def test_what_the_score_depends_on_most_is_the_most_important(sorts: Sorts) -> N
     assert (axes.xaxis.title.text, axes.yaxis.title.text) == ("lr", "optimizer")
     assert axes.xaxis.type == "log"
     assert axes.xaxis.dtick == 1  # with more labels to a decade, they lie on each other
-    turned = plots.score_map(sorts["large"], y="lr").layout
-    assert (turned.xaxis.title.text, turned.yaxis.title.text) == ("optimizer", "lr")
+    for given in ({"y": "lr"}, {"x": "dropout"}):
+        turned = plots.score_map(sorts["over"], **given).layout
+        assert (turned.xaxis.title.text, turned.yaxis.title.text) == ("dropout", "lr")
+
+
+def test_the_estimate_of_the_cost_without_surrogates_is_drawn(sorts: Sorts) -> None:
+    spent = replace(sorts["over"].cost, race_epoch_seconds=1.0)
+    drawn = plots.cost(replace(sorts["over"], cost=spent)).data
+    bars = {bar.name.partition(":")[0]: bar.x[0] for bar in drawn if bar.y[0].startswith("without")}
+    assert bars.keys() == {"sweep at full size (estimate)", "race"}
+    assert bars["race"] == pytest.approx(spent.race_seconds, rel=1e-2)
+    assert bars["sweep at full size (estimate)"] == pytest.approx(spent.spared_seconds + spent.sweep_seconds, rel=1e-2)
 
 
 def test_each_training_is_in_the_timeline_once(sorts: Sorts) -> None:

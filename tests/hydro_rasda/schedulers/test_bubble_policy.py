@@ -30,6 +30,7 @@ def test_bubbles_must_be_the_longer_the_more_guests_cost_the_host() -> None:
     assert asked_for(0.1).least >= 4 * SHORTEST_S
     assert asked_for(0.1, steps=7 * CONTROL, spread=0).cost == pytest.approx(0.1)
     assert math.isnan(Guard().cost)
+    assert math.isnan(asked_for(0.1, steps=CONTROL - 1).cost)  # there was no control step yet
 
 
 def test_one_step_in_so_many_is_a_control_step() -> None:

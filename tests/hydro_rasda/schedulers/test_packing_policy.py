@@ -12,6 +12,7 @@ from hydro_rasda.schedulers.packing_policy import (
     Placed,
     Policy,
     Room,
+    beside,
     first_fit,
     first_fit_decreasing,
     needed_of,
@@ -125,6 +126,12 @@ def test_without_packing_a_device_has_one_job() -> None:
     jobs = [Job(name, 4, 0.2, 60) for name in "abc"]
     rooms = [Room("busy", 40, 0.8, jobs=(jobs[0],)), Room("small", 3, 1), Room("free", 40, 1), Room("faster", 40, 2, 2)]
     assert one_a_device(jobs[1:], rooms) == [Placed("b", "free"), Placed("c", "faster")]
+
+
+def test_a_job_that_is_larger_than_the_device_starts_only_where_nothing_runs() -> None:
+    large, small = Job("large", 50, 1, 0), Job("small", 10, 1, 0)
+    assert beside([large, large], Room("cpu", 40, 2)) == ["large"]
+    assert beside([large], Room("cpu", 30, 1, jobs=(small,))) == []
 
 
 def test_a_gap_is_filled_beyond_what_there_is_and_a_full_device_left_alone() -> None:

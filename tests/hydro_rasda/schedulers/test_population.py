@@ -156,6 +156,7 @@ def test_it_ends_at_the_last_epoch_and_decides_by_seed_epoch_and_trial_alone() -
         ({"quantile": 0.6}, r"`quantile` is 0.6, but must be in \[0, 0.5\]"),
         ({"resample": math.nan}, r"`resample` is nan, but must be in \[0, 1\]"),
         ({"factors": ()}, r"`factors` is \(\), but must be a list of numbers > 0"),
+        ({"factors": (1.2, 0.0)}, r"`factors` is \(1.2, 0.0\), but must be a list of numbers > 0"),
         ({"interval": 0}, "`interval` is 0"),
         ({"last": 0}, "`last` is 0"),
     ],
@@ -163,6 +164,11 @@ def test_it_ends_at_the_last_epoch_and_decides_by_seed_epoch_and_trial_alone() -
 def test_bad_arguments_are_refused(bad: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rule(**bad)
+
+
+def test_the_ends_of_a_range_and_a_single_factor_are_allowed() -> None:
+    for least in (True, False):
+        rule(quantile=0 if least else 0.5, resample=0 if least else 1, factors=(0.5,))
 
 
 def test_its_name_makes_it() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from hydro_rasda import RaceConfig, SweepConfig
 from hydro_rasda.schedulers import MedianStopping, NoStopping, PopulationBasedTraining, Range, SweepRule
-from hydro_rasda.settings.config import TuneConfig
+from hydro_rasda.settings.config import MOST_EPOCHS, MOST_TRIALS, TuneConfig
 
 Part = type[TuneConfig] | type[SweepConfig] | type[RaceConfig]
 PREFIX: dict[Part, str] = {TuneConfig: "", SweepConfig: r"sweep\.", RaceConfig: r"race\."}
@@ -23,7 +23,13 @@ PREFIX: dict[Part, str] = {TuneConfig: "", SweepConfig: r"sweep\.", RaceConfig: 
         (TuneConfig, "num_samples", 0),
         (TuneConfig, "num_samples", 2.0),
         (TuneConfig, "num_samples", True),
+        (TuneConfig, "num_samples", MOST_TRIALS + 1),
         (TuneConfig, "max_t", 0),
+        (TuneConfig, "max_t", MOST_EPOCHS + 1),
+        (TuneConfig, "full_trainings", -1),
+        (TuneConfig, "full_trainings", math.nan),
+        (TuneConfig, "stop_at", math.nan),
+        (TuneConfig, "precision", "fp64"),
         (TuneConfig, "sweep", {"grace_period": 1}),
         (TuneConfig, "race", {"grace_period": 1}),
         (TuneConfig, "graph", "always"),
@@ -43,6 +49,9 @@ PREFIX: dict[Part, str] = {TuneConfig: "", SweepConfig: r"sweep\.", RaceConfig: 
         (SweepConfig, "surrogate", -0.5),
         (SweepConfig, "surrogate", math.nan),
         (SweepConfig, "surrogate", "1/8"),
+        (SweepConfig, "depth", 0),
+        (SweepConfig, "repeats", 0),
+        (SweepConfig, "searcher", "grid"),
         (SweepConfig, "rule", "halve"),
         (SweepConfig, "rule", None),
         (SweepConfig, "first", {"lr": 0.1}),
@@ -55,6 +64,7 @@ PREFIX: dict[Part, str] = {TuneConfig: "", SweepConfig: r"sweep\.", RaceConfig: 
         (RaceConfig, "patience", 0),
         (RaceConfig, "ema", 1.0),
         (RaceConfig, "checkpoint_every", 0),
+        (RaceConfig, "refit", 1),
         (RaceConfig, "grace_period", 0),
         (RaceConfig, "grace_period", 0.5),
         (RaceConfig, "reduction_factor", 1),
@@ -104,8 +114,9 @@ def test_bounds_are_allowed() -> None:
     TuneConfig(
         num_samples=1,
         max_t=1,
-        sweep=SweepConfig(grace_period=1, reduction_factor=2, surrogate=1, fusion=1),
-        race=RaceConfig(top_k=1),
+        full_trainings=0,
+        sweep=SweepConfig(grace_period=1, reduction_factor=2, surrogate=1, depth=1, fusion=1, repeats=1),
+        race=RaceConfig(top_k=1, ema=0, reduction_factor=2, scaling_factor=2, workers=1, least_efficiency=0),
         seed=0,
     )
     TuneConfig(time_budget_s=1e-3, race=RaceConfig(checkpoint_every=1, grace_period=27))

@@ -165,6 +165,16 @@ def test_a_trial_that_stops_leaves_its_storage_to_those_that_go_on_by_hand() -> 
     assert outcome.events == 3
 
 
+def test_an_epoch_is_expected_to_take_as_long_as_its_share_of_the_storage_now() -> None:
+    cost = replace(TEN_SECONDS, step_seconds=0.1, dataset_bytes=800.0)
+    simulation = engine.Simulation(asha(1), constant(1, 2), replace(Cluster.uniform(2), storage=100.0), cost, seed=0)
+    expected = [simulation._epoch_seconds(1.0)]
+    for index in range(2):
+        simulation._start(index, 1)
+        expected.append(simulation._epoch_seconds(1.0))
+    assert expected == [8, 8, 16]
+
+
 def test_storage_that_never_makes_anyone_wait_changes_nothing() -> None:
     workload = power_law(40, 40, seed=2, work_spread=0.3)
     read = replace(NOISY, dataset_bytes=1.0)

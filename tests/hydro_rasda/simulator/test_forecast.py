@@ -106,6 +106,8 @@ def test_tune_sweeps_first_as_long_as_its_slowest_groups_or_its_share_of_all() -
     assert (found[2].sweep_hours, found[8].sweep_hours) == (1.0, 0.5)
     assert found[2].hours == pytest.approx(1.0 + 4.0)
     assert found[2].gpu_hours == pytest.approx(2 * 7200 / 3600 / 2 + 2 * 4)
+    assert found[2].reserved_gpu_hours == pytest.approx(5.0 * 2)
+    assert found[2].utilization == pytest.approx(found[2].gpu_hours / found[2].reserved_gpu_hours)
     assert math.isnan(found[2].regret)
 
 

@@ -44,6 +44,13 @@ def test_the_chosen_branch_joins_the_configuration() -> None:
     assert sample(SPACE, 10, seed=0) == configs[:10]  # more samples change no earlier one
 
 
+def test_a_choice_may_have_the_name_of_a_key_in_its_branches() -> None:
+    space = {"lr": 0.1, "optimizer": choice([SGD, ADAM])}
+    check_space(space)
+    assert {config["optimizer"] for config in sample(space, 20, seed=0)} == {"sgd", "adamw"}
+    assert [config["optimizer"] for config in sample(restricted(space, {"optimizer": "sgd"}), 5, seed=0)] == ["sgd"] * 5
+
+
 def test_functions_and_grids_see_the_chosen_branch() -> None:
     space = {
         "lr": sample_from(lambda config: 0.5 if config.optimizer == "sgd" else 0.1),

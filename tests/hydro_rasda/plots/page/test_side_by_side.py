@@ -74,6 +74,12 @@ def test_scores_of_two_metrics_share_no_axis(sorts: Sorts) -> None:
     }
 
 
+def test_runs_without_a_score_have_no_curves(sorts: Sorts) -> None:
+    made = Page(sorts["empty"], sorts["empty"])
+    notes = {name: each.drawn().note for name, each in made.drawings.items() if name != "costs"}
+    assert notes == dict.fromkeys(("best-scores", "winners-curves"), "no trial has a score yet")
+
+
 def test_three_runs_of_one_name(tmp_path: Path, said: Said) -> None:
     paths = [str(write_run(tmp_path / name / "a", num_samples=3 + i).path) for i, name in enumerate("xyz")]
     heads, *_, last = said("compare", *paths, "--out", tmp_path / "page.html").splitlines()

@@ -235,6 +235,9 @@ def test_the_call_has_its_parts(sorts: Sorts) -> None:
     assert "data=" not in told
     ast.parse(told)
     assert "    sweep=SweepConfig(surrogate=0.5, fusion=8, rule='median'," in call_of(asked | {"sweep_rule": "median"})
+    several = call_of(asked | {"metric": ["val_loss", "macs"], "mode": ["min", "min"]})
+    assert "    metric=['val_loss', 'macs'],\n    mode=['min', 'min'],\n" in several
+    assert "objectives" not in several
 
 
 def test_the_call_has_branches_as_they_were_given(sorts: Sorts) -> None:
