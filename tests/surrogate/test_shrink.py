@@ -253,6 +253,7 @@ class Branches(nn.Module):
         (nn.LazyLinear(8), torch.zeros(2, 4), "parameter 'weight' of `module` is lazy"),
         ("linear", torch.zeros(2, 4), "`module` is 'linear', but must be a torch.nn.Module"),
         (nn.Linear(3, 3), torch.zeros(2, 4), "`module` cannot run on `example_input`: RuntimeError"),
+        (nn.Linear(4, 8, device="meta"), torch.zeros(2, 4), "'weight' of the model lies on the device 'meta'"),
         (nn.Linear(4, 3), torch.zeros(2, 4), "no width can be scaled: every size is fixed"),
         (Branches(), torch.zeros(2, 4), "on `example_input` it does not use 'other.weight'"),
     ],
