@@ -177,10 +177,19 @@ def _check_target(module: nn.Module, example_input: Any) -> dict[str, Shape]:
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise ValueError(f"parameter {name!r} of `module` has a hook, which a copy of another width does not have")
     refuse_meta(module)
+    _refuse_programs(module)
     try:
         return run_for_shapes(module, example_input)
     except Exception as error:
         raise ValueError(f"`module` cannot run on `example_input`: {type(error).__name__}: {error}") from error
+
+
+def _refuse_programs(module: nn.Module) -> None:
+    for name, part in module.named_modules():
+        if (made := type(part).__module__).startswith(("torch.jit", "torch._dynamo")):
+            maker = "torch.jit" if made.startswith("torch.jit") else "torch.compile"
+            told = f"module {name or 'itself'} comes from {maker}, which hides its sizes"
+            raise ValueError(f"{told}: pass the module from before")
 
 
 def _fill_and_parametrize(narrow: nn.Module, module: nn.Module, width_ratio: float, kept: tuple[str, ...]) -> None:

@@ -263,6 +263,13 @@ def test_errors(module: Any, batch: Tensor, message: str) -> None:
         shrink(module, 1 / 4, batch)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(("maker", "name"), [(torch.compile, "torch.compile"), (torch.jit.script, "torch.jit")])
+def test_a_compiled_module_is_refused(maker: Any, name: str) -> None:
+    with pytest.raises(ValueError, match=rf"module 0 comes from {name}, which hides its sizes: pass the module from"):
+        shrink(nn.Sequential(maker(nn.Linear(4, 8)), nn.Linear(8, 2)), 1 / 4, torch.zeros(2, 4))
+
+
 class GraphPool(nn.Module):
     """A mean for each graph of a batch, whose number is read from the data, as in PyG's global pooling."""
 
