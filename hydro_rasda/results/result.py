@@ -20,7 +20,7 @@ from fusion.optim.schedules import as_lambda_lr
 from fusion.streams import preserved_generators
 from hydro_rasda.common.argument_checks import check_function, check_int, check_path
 from hydro_rasda.common.secret_masking import HIDDEN, value_at
-from hydro_rasda.common.short_values import all_of
+from hydro_rasda.common.short_values import all_of, counted
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.data import EVAL_BATCH_FACTOR, Data, batch_length, make_batches, move
 from hydro_rasda.history.unkept_values import withholding
@@ -93,7 +93,7 @@ class TuneResult(RunRecord):
         return (
             f"{name}(best_config={config!r}{unread},\n"
             f"{indent}{one_line(self.metric)}={self.best_metric:.6g} ({self.mode}), "
-            f"{len(self.trials)} trials: {counts},\n"
+            f"{counted(len(self.trials), 'trial')}: {counts},\n"
             f"{kept}"
             f"{indent}path={str(self.path)!r})"
         )
