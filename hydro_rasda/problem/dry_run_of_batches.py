@@ -114,6 +114,8 @@ def _run_turn(
             told = f"the model cannot take {told}"
         if _is_of_one_tensor(batch, lambda alone: objective(model, alone), error):
             told += f"; a batch of one tensor is a {type(batch).__name__} of it: take `batch[0]`"
+        if any(isinstance(leaf, Tensor) and leaf.ndim == 0 for leaf in tree_leaves(batch)):
+            told += "; is this an example rather than a batch? A DataLoader stacks examples to batches"
         if outputs and re.search("target size", str(error), re.IGNORECASE):
             told = f"{told.rstrip('.')}; {ONE_SHAPE}"
         raise Misfit(told + _about_dtypes(model, batch, error, bool(outputs))) from error

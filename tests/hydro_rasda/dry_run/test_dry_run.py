@@ -280,6 +280,15 @@ def test_an_objective_that_sums_over_the_batch_is_warned_of() -> None:
         dry_run(problem(objective=as_objective(contrasted, F.cross_entropy)), big)
 
 
+@pytest.mark.filterwarnings("ignore:`train_data` was asked for batches of 4 examples")
+def test_examples_that_no_loader_stacked_are_named() -> None:
+    def examples(batch_size: int) -> list[tuple[Tensor, Tensor]]:
+        return list(zip(X, LABELS))
+
+    with pytest.raises(ValueError, match=r"is this an example rather than a batch\? A DataLoader stacks examples"):
+        dry_run(problem(data=examples), trials())
+
+
 def squared(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
     return {"loss": (model(batch[0]) - batch[1]).square().mean()}
 
