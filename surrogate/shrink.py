@@ -31,9 +31,9 @@ from surrogate.widths import (
     Shape,
     compare_widths,
     refuse_inner_readouts,
-    refuse_meta,
     refuse_single_units,
     shapes_of,
+    with_data,
 )
 
 
@@ -176,7 +176,7 @@ def _check_target(module: nn.Module, example_input: Any) -> dict[str, Shape]:
             raise ValueError(f"parameter {name!r} of `module` is lazy: run the module once on a batch before")
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise ValueError(f"parameter {name!r} of `module` has a hook, which a copy of another width does not have")
-    refuse_meta(module)
+    with_data(module)
     _refuse_programs(module)
     try:
         return run_for_shapes(module, example_input)
