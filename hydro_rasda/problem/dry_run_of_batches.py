@@ -270,7 +270,7 @@ def warn_of_broadcasting(problem: Problem, trial: Trial) -> None:
     given = (target, target.roll(1, 0), target[:1].expand_as(target))
     try:
         with torch.no_grad():
-            loss, turned, constant = (problem.objective(model, type(batch)([batch[0], t]))["loss"] for t in given)
+            loss, turned, constant = (problem.objective(model, (batch[0], other))["loss"] for other in given)
     except Exception:  # the objective may refuse other targets
         return
     finally:
