@@ -94,8 +94,8 @@ def make_surrogate(
 
     Raises:
         ValueError: if `width_ratio` is no number in (0, 1]. If `model_fn` takes no width ratio, fails, ignores
-            the ratio, or returns no `nn.Module`. If the model has other parameters at another width, grows as the
-            ratio falls, has a layer of one unit, lazy parameters or meta tensors, or its output depends on the width.
+            the ratio, or returns no `nn.Module`. If the model has other parameters at another width, or grows as the
+            ratio falls. If it has a layer of one unit, lazy or meta tensors, or an output that depends on the width.
         PlanMismatch: if the model has other shapes than `plan`; it is a ValueError.
     """
     check_width_ratio(width_ratio)
