@@ -37,14 +37,15 @@ def refusal(name: str, value: object, rule: str) -> str:
 def meant(value: object, rule: str) -> str:
     """Return "did you mean ...?" with the allowed word that `value` resembles; "" if it resembles none.
 
-    The allowed words are read from a rule of the form "one of ...".
+    The allowed words are read from a rule of the form "one of ..." or "None, one of ...".
 
-    >>> meant("Adam", "one of sgd, adam, adamw"), meant("AdamW", "one of 'sgd', 'adamw'"), meant("new", "one of sgd")
-    ('; did you mean "adam"?', '; did you mean "adamw"?', '')
+    >>> meant("Adam", "one of sgd, adam, adamw"), meant("TPE", "None, one of 'tpe', 'gp'"), meant("new", "one of sgd")
+    ('; did you mean "adam"?', '; did you mean "tpe"?', '')
     """
-    if not isinstance(value, str) or not rule.startswith("one of "):
+    listed = re.match(r"(None,? )?(or )?one of ", rule)
+    if not isinstance(value, str) or listed is None:
         return ""
-    words = [word.strip("'\"[]() ") for word in re.split(r",|;| or ", rule.removeprefix("one of "))]
+    words = [word.strip("'\"[]() ") for word in re.split(r",|;| or ", rule[listed.end() :])]
     close = get_close_matches(value.lower().replace("-", "_"), words, n=1, cutoff=0.75)
     return f'; did you mean "{close[0]}"?' if close else ""
 

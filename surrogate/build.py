@@ -34,6 +34,7 @@ from surrogate.widths import (
     refuse_inner_readouts,
     refuse_single_units,
     shapes_of,
+    with_data,
 )
 
 Config = Mapping[str, Any]
@@ -93,8 +94,8 @@ def make_surrogate(
 
     Raises:
         ValueError: if `width_ratio` is no number in (0, 1]. If `model_fn` takes no width ratio, fails, ignores
-            the ratio, or returns no `nn.Module`. If the model has other parameters at another width, grows as the
-            ratio falls, or has a layer of one unit or lazy parameters. If its output depends on the width.
+            the ratio, or returns no `nn.Module`. If the model has other parameters at another width, or grows as the
+            ratio falls. If it has a layer of one unit, lazy or meta tensors, or an output that depends on the width.
         PlanMismatch: if the model has other shapes than `plan`; it is a ValueError.
     """
     check_width_ratio(width_ratio)
@@ -103,7 +104,7 @@ def make_surrogate(
     _check_signature(model_fn, config)
     if width_ratio == 1.0:
         return mark_as_target(_build(model_fn, config, 1.0))
-    surrogate = _build(model_fn, config, width_ratio)
+    surrogate = with_data(_build(model_fn, config, width_ratio))
     with torch.random.fork_rng(devices=[]):
         if plan is None:
             plan = _plan(model_fn, config, width_ratio, surrogate, measure=True)

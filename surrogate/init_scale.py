@@ -88,7 +88,7 @@ def zero_modules(module: nn.Module, names: tuple[str, ...]) -> None:
 
     Under `weight_norm`, only the norms of a weight are zeroed. Raises ValueError for weights whose norm is always 1.
     """
-    shared = {id(layer.weight) for layer in module.modules() if isinstance(layer, nn.Embedding)}
+    shared = {id(layer.weight) for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)}
     with torch.no_grad():
         for name in names:
             layer = module.get_submodule(name)

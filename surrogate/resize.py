@@ -153,7 +153,7 @@ def _update_torch_attributes(layer: nn.Module) -> None:
         layer.in_channels, layer.out_channels = layer.weight.shape[0], layer.weight.shape[1] * layer.groups
     elif isinstance(layer, _ConvNd):
         layer.out_channels, layer.in_channels = layer.weight.shape[0], layer.weight.shape[1] * layer.groups
-    elif isinstance(layer, nn.Embedding):
+    elif isinstance(layer, nn.Embedding | nn.EmbeddingBag):
         layer.embedding_dim = layer.weight.shape[1]
     elif isinstance(layer, _NormBase) and layer.running_mean is not None:
         layer.num_features = layer.running_mean.shape[0]

@@ -26,7 +26,15 @@ from surrogate.output_sizes import main_outputs, record_calls, run_for_shapes
 from surrogate.resize import NarrowSizes, fill_from_target, resize, size_of
 from surrogate.roles_and_multipliers import width_plan
 from surrogate.transformers_config import narrow_by_config
-from surrogate.widths import ParamWidth, Shape, compare_widths, refuse_inner_readouts, refuse_single_units, shapes_of
+from surrogate.widths import (
+    ParamWidth,
+    Shape,
+    compare_widths,
+    refuse_inner_readouts,
+    refuse_single_units,
+    shapes_of,
+    with_data,
+)
 
 
 def shrink(
@@ -62,7 +70,8 @@ def shrink(
         narrower, and which sizes stayed and why. If fewer than half are narrower, that line is a warning, too.
 
     Raises:
-        ValueError: if `module` is no `nn.Module`, has lazy parameters or hooks on parameters, or cannot run on
+        ValueError: if `module` is no `nn.Module`, has lazy parameters, tensors on the device
+            "meta" or hooks on parameters, or cannot run on
             `example_input`. If `width_ratio` is no number in (0, 1]. If no width can be scaled, or one falls to one
             unit. If the result cannot run on `example_input`; the error names the module inside it that fails.
         PlanMismatch: if `plan` does not fit `module`; it is a ValueError.
@@ -167,10 +176,20 @@ def _check_target(module: nn.Module, example_input: Any) -> dict[str, Shape]:
             raise ValueError(f"parameter {name!r} of `module` is lazy: run the module once on a batch before")
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise ValueError(f"parameter {name!r} of `module` has a hook, which a copy of another width does not have")
+    with_data(module)
+    _refuse_programs(module)
     try:
         return run_for_shapes(module, example_input)
     except Exception as error:
         raise ValueError(f"`module` cannot run on `example_input`: {type(error).__name__}: {error}") from error
+
+
+def _refuse_programs(module: nn.Module) -> None:
+    for name, part in module.named_modules():
+        if (made := type(part).__module__).startswith(("torch.jit", "torch._dynamo")):
+            maker = "torch.jit" if made.startswith("torch.jit") else "torch.compile"
+            told = f"module {name or 'itself'} comes from {maker}, which hides its sizes"
+            raise ValueError(f"{told}: pass the module from before")
 
 
 def _fill_and_parametrize(narrow: nn.Module, module: nn.Module, width_ratio: float, kept: tuple[str, ...]) -> None:

@@ -121,7 +121,7 @@ class _Tracer:
     def _fake(self, name: str, tensor: Tensor) -> Tensor:
         dynamic = [DimDynamic.DYNAMIC] * tensor.dim()
         layer = self.module.get_submodule(name.rpartition(".")[0])
-        if isinstance(layer, nn.Embedding):
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
             dynamic[0] = DimDynamic.STATIC  # one row for each index: this is a vocabulary, not a width
         if isinstance(layer, _ConvNd):
             dynamic[2:] = [DimDynamic.STATIC] * len(dynamic[2:])

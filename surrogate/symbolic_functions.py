@@ -180,6 +180,12 @@ def _embedding(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
     return F.embedding(input, weight, *args, **kwargs)
 
 
+def _embedding_bag(input: Tensor, weight: Tensor, offsets: Tensor | None = None, *_: Any, **own: Any) -> Tensor:
+    int(weight.shape[0])
+    bags = input.shape[0] if offsets is None else offsets.shape[0] - bool(own.get("include_last_offset"))
+    return weight.new_empty((bags, weight.shape[1]))
+
+
 def _zeros(*sizes: Any, **kwargs: Any) -> Tensor:
     """Call `torch.zeros` with sizes that may be tensors, as a recurrent layer does for packed sequences."""
     return torch.zeros(*(int(size) if isinstance(size, Tensor) else size for size in sizes), **kwargs)
@@ -273,6 +279,7 @@ _RULES: dict[str, Callable[..., Any]] = {
     "__matmul__": _product(torch.matmul),
     "index_select": _looked_up(torch.index_select),
     "embedding": _embedding,
+    "embedding_bag": _embedding_bag,
     "zeros": _zeros,
     "bilinear": _bilinear,
     "pad": _pad,

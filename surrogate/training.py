@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from surrogate.argument_checks import require
+from surrogate.argument_checks import is_metric, require
 from surrogate.roles_and_multipliers import lr_multipliers, weight_decay_multipliers
 
 Objective = Callable[[nn.Module, Any], Tensor]
@@ -38,11 +38,13 @@ def make_optimizer(surrogate: nn.Module, config: Mapping[str, Any]) -> torch.opt
             `eps`. Other settings have torch's defaults.
 
     Raises:
-        ValueError: if `lr` is missing, `optimizer` is another word, or there is an `independent_weight_decay`, which
-            torch's optimizers do not have.
+        ValueError: if `lr` is missing or no number, `optimizer` is another word, or there is an
+            `independent_weight_decay`, which torch's optimizers do not have.
     """
     if "lr" not in config:
         raise ValueError(f"`config` has no 'lr', only {sorted(config)}; a configuration must state its learning rate")
+    lr = config["lr"]
+    require(is_metric(lr) or hasattr(lr, "item"), "config['lr']", lr, "a number")
     _refuse(config, "independent_weight_decay")
     kind = config.get("optimizer", "adamw")
     rates = lr_multipliers(surrogate, kind)
@@ -92,10 +94,21 @@ def step(
 ) -> None:
     """Do one optimizer step on one batch, in place; the configuration's `grad_clip` is the largest gradient norm."""
     optimizer.zero_grad()
-    objective(model, batch).backward()
+    loss = objective(model, batch)
+    check_loss(loss)
+    require(loss.requires_grad, "objective", objective, "one whose loss depends on a parameter that needs gradients")
+    loss.backward()
     if config.get("grad_clip") is not None:
         nn.utils.clip_grad_norm_(model.parameters(), config["grad_clip"])
     optimizer.step()
+
+
+def check_loss(loss: object) -> None:
+    """Refuse what an objective returns (ValueError) unless it is a scalar tensor."""
+    if isinstance(loss, Tensor) and loss.ndim == 0:
+        return
+    told = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+    raise ValueError(f"`objective` returned {told}, but must return the loss, a scalar tensor")
 
 
 def train(model: nn.Module, config: Mapping[str, Any], batches: Sequence[Any], objective: Objective) -> None:
@@ -110,7 +123,10 @@ def evaluate(model: nn.Module, batches: Sequence[Any], objective: Objective) -> 
     """Return the mean loss over batches, in evaluation mode."""
     model.eval()
     with torch.no_grad():
-        return sum(objective(model, batch).item() for batch in batches) / len(batches)
+        losses = [objective(model, batch) for batch in batches]
+    for loss in losses:
+        check_loss(loss)
+    return sum(loss.item() for loss in losses) / len(losses)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,13 +69,21 @@ def transfer_check(
     rule = f"below `wide_width_ratio`, {wide_width_ratio:g}"
     require(narrow_width_ratio < wide_width_ratio, "narrow_width_ratio", narrow_width_ratio, rule)
     check_comparison(len(configs), mode, top_k, tolerance)
-    narrow, wide = (tuple(score_fn(configs, width_ratio)) for width_ratio in (narrow_width_ratio, wide_width_ratio))
+    narrow, wide = (_scores(score_fn, configs, width_ratio) for width_ratio in (narrow_width_ratio, wide_width_ratio))
     if len(narrow) != len(configs):
         raise ValueError(
             f"`score_fn` returned {len(narrow)} scores for {len(configs)} configs, but must return one for each"
         )
     comparison = compare_rankings(narrow, wide, mode=mode, top_k=top_k, tolerance=tolerance)
     return TransferCheck(tuple(configs), narrow_width_ratio, wide_width_ratio, narrow, wide, comparison)
+
+
+def _scores(score_fn: ScoreFn, configs: Sequence[Config], width_ratio: float) -> tuple[float, ...]:
+    scores: object = score_fn(configs, width_ratio)
+    if not isinstance(scores, Iterable):
+        told = f"`score_fn` returned a {type(scores).__name__}"
+        raise ValueError(f"{told}, but must return a list of scores, one for each configuration")
+    return tuple(scores)
 
 
 def plain_score_fn(

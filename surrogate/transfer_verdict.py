@@ -31,7 +31,7 @@ class RankComparison:
     Attributes:
         rho: Spearman's rank correlation; NaN if one width gives all configurations the same rank.
         regret: k -> how much worse, in the wide model's score, the best of the narrow model's top k is than
-            the best of all. 0 is perfect; infinite where all of the top k diverged.
+            the best of all. 0 is perfect; infinite where all of the top k diverged at either width.
         tolerance: The regret that counts as none, such as the seed-to-seed spread of the wide model.
         top_k: Number of configurations that move on to the wide model.
         verdict: `"trusted"`: rho is at least 0.8 and the regret of the top k is within the tolerance.
@@ -127,8 +127,8 @@ def _regret(narrow: Sequence[float], wide: Sequence[float], k: int) -> float:
     best = min(wide)
     if math.isinf(best):
         return math.nan
-    chosen = sorted(range(len(narrow)), key=lambda i: narrow[i])[:k]
-    return min(wide[i] for i in chosen) - best
+    chosen = sorted((i for i in range(len(narrow)) if math.isfinite(narrow[i])), key=lambda i: narrow[i])[:k]
+    return min((wide[i] for i in chosen), default=math.inf) - best
 
 
 def _verdict(rho: float, regret: float, tolerance: float) -> Verdict:

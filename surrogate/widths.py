@@ -110,6 +110,15 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
+def with_data(module: nn.Module) -> nn.Module:
+    """Return a module, but refuse one on the device "meta" (ValueError), which has no initial weights."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_meta:
+            told = f"{name!r} of the model lies on the device 'meta', where it has no data"
+            raise ValueError(f"{told}: build it on the CPU")
+    return module
+
+
 def shapes_of(module: nn.Module) -> dict[str, Shape]:
     """Parameter name -> shape; a tied parameter is listed once, under its first name."""
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}

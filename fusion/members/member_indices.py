@@ -30,7 +30,8 @@ def member_indices(indices: Sequence[int], K: int, name: str = "indices") -> lis
     chosen = [_index(name, k) for k in indices]
     for k in chosen:
         if not -K <= k < K:
-            raise IndexError(f"`{name}` has {k}, but must be in [-{K}, {K}): there are {K} members")
+            there = "is 1 member" if K == 1 else f"are {K} members"
+            raise IndexError(f"`{name}` has {k}, but must be in [-{K}, {K}): there {there}")
     return [k % K for k in chosen]
 
 

@@ -28,7 +28,6 @@ from fusion.optim.schedule_free import write
 from fusion.optim.segments import numbered, segments
 from fusion.optim.state import OptimizerState
 from fusion.optim.torch_optimizer import torch_optimizer
-from fusion.optim.torch_per_member import go_on
 from fusion.optim.update_rules import RULE_OF, UPDATE_RULES, momentum_product
 from fusion.optim.vectorized import Tile
 from fusion.structure import check_module
@@ -165,7 +164,7 @@ class FusedOptimizer(OptimizerState):
             raise ValueError(f"`module` has no parameter {missing[0]!r}, but must be the result of `fused.unfuse({k})`")
         optimizer = torch_optimizer(parameters, hp, lr, decay, self._matrices)
         if not hp.is_vectorized:
-            go_on(optimizer, parameters, self._apart_of(k).state_dict())
+            self._apart_of(k).hand_over(optimizer, parameters)
             return optimizer
         for name, step in zip(self.names, steps):
             if step:

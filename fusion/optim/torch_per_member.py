@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -85,6 +86,19 @@ class Apart:
         """Restore the result of `state_dict`, but do not change the keys `but` of the parameter groups."""
         groups = [{key: value for key, value in group.items() if key not in but} for group in state["groups"]]
         go_on(self._optimizer, self._parameters, copied({**state, "groups": groups}))
+
+    def hand_over(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Give an optimizer of a user's function, made for copies of the parameters, the state of this one.
+
+        Copies of the attributes of a user's own class are part of it, unless they cannot be copied.
+        """
+        go_on(optimizer, parameters, self.state_dict())
+        of_torch = {"step", *vars(torch.optim.SGD([nn.Parameter(torch.empty(0))]))}
+        copies: dict[int, Any] = {id(own): parameters[name] for name, own in self._parameters.items()}
+        copies[id(self._optimizer)] = optimizer
+        for name in vars(self._optimizer).keys() - of_torch:
+            with suppress(Exception):
+                setattr(optimizer, name, copy.deepcopy(vars(self._optimizer)[name], copies))
 
 
 def changed_options(before: Hyperparameters, after: Hyperparameters) -> list[str]:

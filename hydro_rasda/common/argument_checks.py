@@ -124,7 +124,8 @@ def check_folder(name: str, value: object) -> Path:
     require(str(value) != "", name, value, rule)
     try:
         folder = Path(value).expanduser().absolute()  # type: ignore[arg-type]
-        there = next(path for path in (folder, *folder.parents) if path.exists())
+        there = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
+        require(there.exists(), name, value, f"{rule}: the link {there} leads to nothing")
         require(there.is_dir() and (there == folder or os.access(there, os.W_OK)), name, value, rule)
     except (OSError, RuntimeError) as error:  # a name that is too long, or `~user` of an unknown user
         told = getattr(error, "strerror", None) or error
@@ -135,7 +136,7 @@ def check_folder(name: str, value: object) -> Path:
 def check_name(name: str, value: object) -> None:
     """Raise ValueError unless `value` can be the name of a folder."""
     holds = is_text(value) and value not in ("", ".", "..") and not {"/", os.sep} & {*value}
-    require(holds and len(str(value).encode()) <= 255, name, value, "a folder's name of at most 255 bytes")
+    require(holds and len(str(value).encode()) <= 255, name, value, "a folder's name of at most 255 bytes, without '/'")
 
 
 def check_mode(mode: object) -> None:

@@ -31,6 +31,7 @@ from hydro_rasda.problem.dry_run_of_batches import (
     parts_of,
     run_batch,
     survey_batches,
+    warn_of_broadcasting,
     warn_of_sums,
 )
 from hydro_rasda.problem.lr_roles import by_parameter, roles_of
@@ -128,6 +129,7 @@ def _survey(problem: Problem, trial: Trial, target: nn.Module, metrics: Mapping[
     for argument, data in (("train_data", problem.train_data), ("val_data", problem.val_data)):
         survey_batches(problem, trial, target, data, argument)
     warn_of_sums(problem, trial, target)
+    warn_of_broadcasting(problem, trial)
     check_finite(problem, trial, target, metrics)
 
 

@@ -72,6 +72,7 @@ class Identity:
         if found.get("surrogate") == 1:  # that run may have found that the model is pretrained
             early["surrogate"] = 1
         late = {name: found[name] for name in _LATE if name in found}
+        late["code"] = {**noted, **{name: _short(of) for name, of in self._before.items() if name in others}}
         same = {name: digests[name] for name in (*self._functions, *_DATA) if name in digests and name not in others}
         made = {name: digest(of) for name, of in self._made.items()}
         return {**late, **early, **self._named, "digests": {**made, **same, **dict.fromkeys(others, "another")}}

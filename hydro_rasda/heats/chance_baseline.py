@@ -62,10 +62,13 @@ def warn_of_chance(run: Run, scores: Mapping[int, float], epoch: int) -> None:
         return
     finite = [score for score in scores.values() if math.isfinite(score)]
     best = min(finite) if run.settings.mode == "min" else max(finite)
+    later = min(2 * epoch, run.settings.max_t)
+    longer = f"Give trials time to learn (`sweep=SweepConfig(grace_period={later})`)"
+    remedy = "So noise decides who goes on. " if len(scores) > 1 else ""
+    remedy += longer if later > epoch else "Raise `max_t`"
     told = (
         f"no trial's {run.settings.metric} differs from chance at the first rung (epoch {epoch}): the best is "
-        f"{best:.4g}, a constant prediction has {chance.score:.4g}. So noise decides who goes on. Give trials time to "
-        f"learn (`sweep=SweepConfig(grace_period={min(2 * epoch, run.settings.max_t)})`), or look at the range of `lr`"
+        f"{best:.4g}, a constant prediction has {chance.score:.4g}. {remedy}, or look at the range of `lr`"
     )
     run.store.keep_message(told)  # without an event: a callback that shows events also shows warnings
     warn(told)

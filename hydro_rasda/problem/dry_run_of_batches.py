@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -55,6 +56,9 @@ GROWTH, EXACT = 0.2, 0.02
 
 It must also match the expected growth of a sum within the share `EXACT`.
 """
+
+
+ONE_SHAPE = "bring output and target to one shape, such as by `output.squeeze(-1)`"
 
 
 class Misfit(Exception):
@@ -110,6 +114,10 @@ def _run_turn(
             told = f"the model cannot take {told}"
         if _is_of_one_tensor(batch, lambda alone: objective(model, alone), error):
             told += f"; a batch of one tensor is a {type(batch).__name__} of it: take `batch[0]`"
+        if any(isinstance(leaf, Tensor) and leaf.ndim == 0 for leaf in tree_leaves(batch)):
+            told += "; is this an example rather than a batch? A DataLoader stacks examples to batches"
+        if outputs and re.search("target size", str(error), re.IGNORECASE):
+            told = f"{told.rstrip('.')}; {ONE_SHAPE}"
         raise Misfit(told + _about_dtypes(model, batch, error, bool(outputs))) from error
     finally:
         handle.remove()
@@ -244,6 +252,37 @@ def warn_of_sums(problem: Problem, trial: Trial, model: nn.Module) -> None:
                 told = f"a loss of {one:.3g}" if name == "loss" else f"{name!r} as {one:.3g}"
                 told = f"`objective` returns {told} for {batch_length(once)} examples, and {two:.3g} for the same twice"
                 warn(f"{told}, as a sum does. Return the mean: trials of other batch sizes do not compare by sums")
+
+
+def warn_of_broadcasting(problem: Problem, trial: Trial) -> None:
+    """Warn if an objective compares each output of shape [N, 1] with all targets [N], as broadcasting does.
+
+    Then the loss depends on the targets, but not on their order. Torch's own losses warn of it themselves.
+    """
+    objective, batch = as_given(problem.objective), next(problem.val_data.in_order(trial.batch_size))
+    if not isinstance(objective, (Written, ByPart)) or not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        return
+    target, outputs = batch[1], list[Any]()
+    if not isinstance(target, Tensor) or target.ndim == 0 or len(target) < 2:
+        return
+    model = _random(problem, trial, 1).eval()  # an untrained readout may give equal outputs
+    handle = model.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    given = (target, target.roll(1, 0), target[:1].expand_as(target))
+    try:
+        with torch.no_grad():
+            loss, turned, constant = (problem.objective(model, (batch[0], other))["loss"] for other in given)
+    except Exception:  # the objective may refuse other targets
+        return
+    finally:
+        handle.remove()
+    shapes = {tuple(output.shape) if isinstance(output, Tensor) else () for output in outputs}
+    if shapes == {(*target.shape, 1)} and _alike(loss, turned) and not _alike(loss, constant):
+        told = f"`objective` compares each output of shape {shapes.pop()} with all targets {tuple(target.shape)}"
+        warn(f"{told}: its loss does not depend on their order, so no model can learn from it; {ONE_SHAPE}")
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-4)
 
 
 def _doubled(batch: Batch) -> Batch:

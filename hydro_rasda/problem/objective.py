@@ -393,11 +393,14 @@ def check_metrics(metrics: object) -> None:
 
 def check_dict(whose: str, returned: object) -> None:
     """Raise ValueError unless an objective returned a dict of tensors; `whose` names the objective."""
-    listed = [*returned.items()] if isinstance(returned, Mapping) else [("", returned)]
-    for name, value in listed:
-        if not name or not isinstance(value, Tensor):
-            told = f"{name!r} as a {type(value).__name__}" if name else f"a {type(value).__name__}"
-            raise ValueError(f'{whose} returned {told}, but must return a dict of tensors, such as {{"loss": loss}}')
+    rule = 'must return a dict of tensors, such as {"loss": loss}'
+    if not isinstance(returned, Mapping):
+        raise ValueError(f"{whose} returned a {type(returned).__name__}, but {rule}")
+    for name, value in returned.items():
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"{whose} returned a dict with the key {name!r}, but must name each value by a text")
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{whose} returned {name!r} as a {type(value).__name__}, but {rule}")
 
 
 def joined(metrics: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -31,6 +31,7 @@ import torch
 
 from fusion.width.memory import peak_memory
 from hydro_rasda.data.open_files import open_files_again
+from hydro_rasda.processes.child_count import ONE_PROCESS
 from hydro_rasda.processes.die_with_parent import depend_on
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.processes.without_compiler import COMPILER, leave_out_compiler
@@ -289,6 +290,13 @@ def _interrupts_put_off() -> Iterator[None]:
         before(*caught[0])
 
 
+NO_FORK = (
+    "the system starts no further process. End other processes, or raise the limit (`ulimit -u`, or a container's). "
+    f"With the environment variable {ONE_PROCESS}=1, a CPU trains in one process. The same call goes on from the last "
+    "finished unit of work"
+)
+
+
 def _forked(piece: ForkedWork, threads: int) -> tuple[Connection, int]:
     receiver, sender = Pipe(duplex=False)
     parent = os.getpid()
@@ -298,7 +306,12 @@ def _forked(piece: ForkedWork, threads: int) -> tuple[Connection, int]:
     with warnings.catch_warnings():
         # Python warns that a forked process has threads. Torch's are replaced in the child, the progress bar's unused.
         warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            receiver.close()
+            sender.close()
+            raise OSError(error.errno, f"{error.strerror}: {NO_FORK}") from error
     if pid == 0:
         receiver.close()
         _run_child(piece, threads, sender, parent)

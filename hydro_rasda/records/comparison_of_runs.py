@@ -7,7 +7,7 @@ from typing import Any
 
 from hydro_rasda.history.lines import jsonable
 from hydro_rasda.records.records import RunRecord, by_heat, flat
-from hydro_rasda.records.report import best_score, state_of
+from hydro_rasda.records.report import IN_WORDS, best_score, state_of
 from hydro_rasda.schedulers.ranking import rank
 
 Asked = Mapping[str, Any]
@@ -41,11 +41,11 @@ def _found(record: RunRecord) -> dict[str, Any]:
     return {
         "state": state_of(record),
         f"best {record.metric}": record.best_metric,
-        **({f"best {record.metric} in the {heat}": score} if heat in ("sweep", "middle") else {}),
+        **({f"best {record.metric} in the {IN_WORDS[heat]}": score} if heat in ("sweep", "middle") else {}),
         "best trial": record.best_trial if record.trials else None,
         "trials": len(record.trials),
         "failed or diverged": sum(trial.status in ("failed", "diverged") for trial in record.trials),
-        **{f"epochs of the {heat}": epochs for heat, (epochs, _) in by_heat(record.cost).items()},
+        **{f"epochs of the {IN_WORDS[heat]}": epochs for heat, (epochs, _) in by_heat(record.cost).items()},
         "seconds": record.cost.seconds,
     }
 

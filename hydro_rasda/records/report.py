@@ -118,12 +118,12 @@ def cost_line(result: RunRecord) -> str:
     return line
 
 
-_IN_WORDS: Mapping[HeatName, str] = {"sweep": "sweep", "middle": "middle heat", "race": "race"}
+IN_WORDS: Mapping[HeatName, str] = {"sweep": "sweep", "middle": "middle heat", "race": "race"}
 
 
 def _spent(cost: Cost) -> str:
     """Say the epochs and the time of each heat."""
-    spent = ((_IN_WORDS[heat], epochs, duration(seconds)) for heat, (epochs, seconds) in by_heat(cost).items())
+    spent = ((IN_WORDS[heat], epochs, duration(seconds)) for heat, (epochs, seconds) in by_heat(cost).items())
     return ", ".join(f"{counted(epochs, 'epoch')} of the {name} in {took}" for name, epochs, took in spent)
 
 
@@ -402,7 +402,7 @@ def best_line(result: RunRecord) -> str:
     score, heat = best_score(result)
     if heat is None:
         return ""
-    return f"best {result.metric} {show(score, 4)} in the {_IN_WORDS[heat]} (trial {result.best_trial})"
+    return f"best {result.metric} {show(score, 4)} in the {IN_WORDS[heat]} (trial {result.best_trial})"
 
 
 def best_score(result: RunRecord) -> tuple[float, HeatName | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -75,4 +76,6 @@ def save_model(record: RunRecord, path: str | Path, trial: int | None = None, ta
     # transformers requires the entry "format".
     save_file(each, folder / WEIGHTS, {"format": "pt", **{name: str(value) for name, value in facts.items()}})
     write_atomically(folder / CONFIG, (json.dumps(jsonable(found.config), indent=2) + "\n").encode())
+    # safetensors writes a file that no other user can read.
+    (folder / WEIGHTS).chmod(stat.S_IMODE((folder / CONFIG).stat().st_mode))
     return folder

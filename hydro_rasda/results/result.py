@@ -18,9 +18,9 @@ from fusion.evaluate.microbatch import evaluate
 from fusion.keys import read
 from fusion.optim.schedules import as_lambda_lr
 from fusion.streams import preserved_generators
-from hydro_rasda.common.argument_checks import check_function, check_int, check_path
+from hydro_rasda.common.argument_checks import check_folder, check_function, check_int, check_path
 from hydro_rasda.common.secret_masking import HIDDEN, value_at
-from hydro_rasda.common.short_values import all_of
+from hydro_rasda.common.short_values import all_of, counted
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.data import EVAL_BATCH_FACTOR, Data, batch_length, make_batches, move
 from hydro_rasda.history.unkept_values import withholding
@@ -93,7 +93,7 @@ class TuneResult(RunRecord):
         return (
             f"{name}(best_config={config!r}{unread},\n"
             f"{indent}{one_line(self.metric)}={self.best_metric:.6g} ({self.mode}), "
-            f"{len(self.trials)} trials: {counts},\n"
+            f"{counted(len(self.trials), 'trial')}: {counts},\n"
             f"{kept}"
             f"{indent}path={str(self.path)!r})"
         )
@@ -186,11 +186,11 @@ class TuneResult(RunRecord):
 
         Raises:
             ValueError: if that trial was not trained at full size, its state holds more than tensors, or it has several
-                models whose mean counts.
+                models whose mean counts. If `path` is a file.
             FileNotFoundError: if its checkpoint is gone.
             RuntimeError: if the checkpoint is not the one that was written.
         """
-        check_path("path", path)
+        check_folder("path", path)
         return save_model(self, path, trial, self._takes_first)
 
     def recipe(self, trial: int | None = None) -> str:

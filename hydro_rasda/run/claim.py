@@ -146,7 +146,7 @@ def hold(folder: Path) -> FileLock:
     try:
         lock.acquire(blocking=False)
     except Timeout:
-        raise RuntimeError(f"another process is working on the run in {folder}") from None
+        raise RuntimeError(f"another process is working on the run in {folder}, or another call of this one") from None
     except OSError as error:
         way = "choose a `storage_path` on a local disk, or mount this file system with locks (NFS: local_lock=flock)"
         locked = f"a run is locked, so that two processes do not write to it; {way}"

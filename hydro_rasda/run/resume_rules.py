@@ -67,7 +67,8 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[st
             if name in _DATA:
                 knowing[name] = f"`{name}` has other content than the run's"
             elif name in _CODE:
-                knowing[name] = f"`{name}` is another function than the run's"
+                codes = (spec.get("code", {}).get(name, {}) for spec in (was, now))
+                knowing[name] = f"`{name}` is another function than the run's{_changed_globals(name, *codes)}"
             else:
                 told = f"`{_argument(name)}` has other values or functions than the run's"
                 deciding[name] = deciding.get(name) or told
@@ -76,6 +77,20 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[st
             f"functions look different under another version of Python: {was.get('python')}, now {now.get('python')}"
         )
     return [told for told in deciding.values() if told], [told for told in knowing.values() if told]
+
+
+def _changed_globals(function: str, was: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Name the global values in which a function differs; return "" if it differs in its own code, or nothing is known.
+
+    Args:
+        was: Digests of the function's pieces by path, as in the "code" of `run.json`.
+    """
+    paths = [path for path in was if path and was[path] != now.get(path)]
+    if not paths or any("/global " not in path for path in paths) or was.get("") != now.get(""):
+        return ""
+    names = dict.fromkeys(path.rpartition("/global ")[2].partition("/")[0] for path in paths)
+    told = " and ".join(f"`{name}`" for name in [*names][:_FEW])
+    return f": the value of {told}, which it uses, has changed, perhaps by calls of `{function}` itself"
 
 
 def scored_otherwise(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

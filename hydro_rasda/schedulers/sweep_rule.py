@@ -114,12 +114,13 @@ def checked_moves(
     Args:
         check: Raises ValueError for a configuration that cannot be trained.
     """
-    told = f"`sweep.rule` {type(rule).__name__}"
+    told = f"sweep.rule {type(rule).__name__}"
     require(isinstance(moves, Mapping), f"{told}: decide(...)", moves, "a dict of moves by trial")
     for number, move in moves.items():
         standing = sweep.trials.get(number) if is_int(number) else None
         if standing is None:
-            raise ValueError(f"{told} moves trial {number!r}, but must name one of trials 0 to {len(sweep.trials) - 1}")
+            named = f"one of trials 0 to {len(sweep.trials) - 1}"
+            raise ValueError(f"`sweep.rule` {type(rule).__name__} moves trial {number!r}, but must name {named}")
         of = f"{told}: the move of trial {number}"
         require(isinstance(move, (Continue, Stop)), of, move, "a Continue or a Stop")
         require(standing.goal is None, of, move, f"left out while the trial is on its way to epoch {standing.goal}")
@@ -151,7 +152,7 @@ def _check_going_on(
         try:
             check({**config, **move.changes})
         except ValueError as error:
-            raise ValueError(f"{of} has changes with which {error}") from None
+            raise ValueError(f"{of.replace('sweep.rule', '`sweep.rule`', 1)} has changes with which {error}") from None
 
 
 def carry_out(moves: Mapping[int, Move], sweep: SweepState) -> None:
@@ -165,14 +166,14 @@ def carry_out(moves: Mapping[int, Move], sweep: SweepState) -> None:
 
 def checked_admission(rule: SweepRule, count: int) -> int:
     """Return the number of configurations that a rule admits; raise ValueError unless it is an integer >= 0."""
-    require(type(count) is int and count >= 0, f"`sweep.rule` {type(rule).__name__}: admit(...)", count, "an int >= 0")
+    require(type(count) is int and count >= 0, f"sweep.rule {type(rule).__name__}: admit(...)", count, "an int >= 0")
     return count
 
 
 def checked_epochs(rule: SweepRule, count: float) -> int:
     """Return the number of epochs that a rule expects; raise ValueError unless it is a finite number >= 0."""
     holds = is_number(count) and count >= 0
-    require(holds, f"`sweep.rule` {type(rule).__name__}: epochs(...)", count, "a finite number >= 0")
+    require(holds, f"sweep.rule {type(rule).__name__}: epochs(...)", count, "a finite number >= 0")
     return math.ceil(count)
 
 
@@ -194,7 +195,7 @@ def move_of(plain: Sequence[Any]) -> Move:
 
 def checked_finalists(rule: SweepRule, finalists: Sequence[int], sweep: SweepState) -> list[int]:
     """Return a rule's finalists, at most `top_k`; raise ValueError unless they are different trials of the sweep."""
-    of = f"`sweep.rule` {type(rule).__name__}: finalists(...)"
+    of = f"sweep.rule {type(rule).__name__}: finalists(...)"
     listed = isinstance(finalists, Sequence) and not isinstance(finalists, str)
     known = listed and all(is_int(number) and number in sweep.trials for number in finalists)
     rule_of_theirs = f"different trials of 0 to {len(sweep.trials) - 1}, in a list"

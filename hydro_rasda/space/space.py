@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fusion.argument_checks import meant
 from fusion.keys import KEYS, check_settings, configs_of_parts, is_read, keys_of, read, split_key, warmup_epochs
 from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda.common.argument_checks import in_order, require
@@ -76,6 +77,7 @@ def check_space(space: object, num_samples: int = 1, strategy: str | None = "ddp
     for name, value in space.items():
         if not isinstance(name, str):
             raise ValueError(f"`space` has the key {name!r}, but must be a mapping of names to domains")
+        require(name != "", "space", space, "a mapping whose names have at least one letter")
         check_value(f"space[{name!r}]", value)
     check_branches(space)
     domains = [(name, value) for name, value in leaves(space) if _is_domain(value)]
@@ -101,7 +103,10 @@ def check_space(space: object, num_samples: int = 1, strategy: str | None = "ddp
             key = KEYS[own]
             for value in values:
                 extremes = _extremes(value)
-                require(all(map(key.holds, extremes)), f"space[{name!r}]", _Shown(value), key.rule)
+                wrong = [extreme for extreme in extremes if not key.holds(extreme)]
+                named = f"; {wrong[0]!r} is not" if wrong and len(extremes) > 1 else ""
+                hint = meant(wrong[0], key.rule) if wrong else ""
+                require(not wrong, f"space[{name!r}]", _Shown(value), f"{key.rule}{named}{hint}")
                 for extreme in extremes if strategy == "fsdp" else ():
                     check_unsplit(f"space[{name!r}]", own, key.kind(extreme), _Shown(value))
 

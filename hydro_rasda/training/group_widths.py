@@ -34,6 +34,7 @@ from fusion.warn import warn
 from fusion.width.memory import usable_memory
 from fusion.width.plan import FusionPlan, best_width
 from fusion.width.probe import compiled_speedup, plan_fusion
+from hydro_rasda.common.short_values import counted
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Widths
 from hydro_rasda.data import Batch, outline
@@ -310,7 +311,7 @@ def _is_sound(measured: Measured) -> bool:
 
 def machine(device: torch.device) -> str:
     """Return a name of a device; devices of the same name have the same fastest widths."""
-    name = f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    name = f"{_processor()}, {counted(os.cpu_count() or 1, 'core')}, {counted(torch.get_num_threads(), 'thread')}"
     return f"{torch.cuda.get_device_name(device) if device.type == 'cuda' else name}, torch {torch.__version__}"
 
 

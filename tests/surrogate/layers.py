@@ -298,6 +298,22 @@ class MixedByFourier(nn.Module):
         return out
 
 
+class Bags(nn.Module):
+    """Bags of words, of equal length or beginning at offsets."""
+
+    def __init__(self, scale: float, *, offsets: bool) -> None:
+        super().__init__()
+        width, self.offsets = round(64 * scale), offsets
+        self.embedding = nn.EmbeddingBag(20, width, padding_idx=0, include_last_offset=offsets)
+        self.body, self.head = nn.Linear(width, width), nn.Linear(width, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        steps = tokens.shape[1]
+        bags = (tokens.flatten(), torch.arange(0, tokens.numel() + 1, steps)) if self.offsets else (tokens,)
+        out: Tensor = self.head(self.body(self.embedding(*bags)).relu())
+        return out
+
+
 def _recurrent(kind: type[nn.RNNBase], **settings: Any) -> tuple[Callable[[float], nn.Module], Tensor]:
     return lambda scale: Recurrent(scale, kind, **settings), SERIES
 
@@ -357,5 +373,7 @@ EXACT: dict[str, tuple[Callable[[float], nn.Module], Tensor]] = {
     "experts, own rows": (lambda scale: Routed(scale, rows=True), ROWS),
     "experts, eight": (lambda scale: Routed(scale, rows=True, experts=8), ROWS),
     "experts, stacked": (StackedExperts, ROWS),
+    "bags": (lambda scale: Bags(scale, offsets=False), TOKENS),
+    "bags, offsets": (lambda scale: Bags(scale, offsets=True), TOKENS),
 }
 """Name -> the model and a batch. The narrow model has the sizes of its twin."""

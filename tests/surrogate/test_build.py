@@ -125,6 +125,10 @@ def lazy(config: Any, width_ratio: float) -> nn.Module:
     return nn.LazyLinear(int(8 * width_ratio))
 
 
+def without_data(config: Any, width_ratio: float) -> nn.Module:
+    return nn.Linear(8, int(8 * width_ratio), device="meta")
+
+
 def three_widths(config: Any, width_ratio: float) -> nn.Module:
     module, width = nn.Linear(8, 8), int(8 * width_ratio)
     module.weight = nn.Parameter(torch.zeros(width, width, width))
@@ -149,6 +153,7 @@ def no_width(config: Any) -> nn.Module:
         (deeper, r"other parameter names at another width_ratio: \['2.bias'"),
         (grows, r"wider than the target: parameter 'weight' is \(32, 8\)"),
         (lazy, "parameter 'weight' is lazy"),
+        (without_data, "'weight' of the model lies on the device 'meta'"),
         (three_widths, "parameter 'weight' changes in 3 dimensions"),
         (output_grows, r"output depends on `width_ratio`: its shape is \(4, 2\)"),
         (no_width, r"`model_fn` takes .* must take \(config, width_ratio\); .* use surrogate.shrink"),

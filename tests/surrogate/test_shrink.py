@@ -253,6 +253,7 @@ class Branches(nn.Module):
         (nn.LazyLinear(8), torch.zeros(2, 4), "parameter 'weight' of `module` is lazy"),
         ("linear", torch.zeros(2, 4), "`module` is 'linear', but must be a torch.nn.Module"),
         (nn.Linear(3, 3), torch.zeros(2, 4), "`module` cannot run on `example_input`: RuntimeError"),
+        (nn.Linear(4, 8, device="meta"), torch.zeros(2, 4), "'weight' of the model lies on the device 'meta'"),
         (nn.Linear(4, 3), torch.zeros(2, 4), "no width can be scaled: every size is fixed"),
         (Branches(), torch.zeros(2, 4), "on `example_input` it does not use 'other.weight'"),
     ],
@@ -260,6 +261,13 @@ class Branches(nn.Module):
 def test_errors(module: Any, batch: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         shrink(module, 1 / 4, batch)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(("maker", "name"), [(torch.compile, "torch.compile"), (torch.jit.script, "torch.jit")])
+def test_a_compiled_module_is_refused(maker: Any, name: str) -> None:
+    with pytest.raises(ValueError, match=rf"module 0 comes from {name}, which hides its sizes: pass the module from"):
+        shrink(nn.Sequential(maker(nn.Linear(4, 8)), nn.Linear(8, 2)), 1 / 4, torch.zeros(2, 4))
 
 
 class GraphPool(nn.Module):

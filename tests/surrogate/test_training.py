@@ -113,6 +113,33 @@ def test_a_configuration_without_a_rate() -> None:
         make_optimizer(make_surrogate(mlp, {}, 1.0), config)
 
 
+def test_a_rate_that_is_no_number() -> None:
+    with pytest.raises(ValueError, match=r"`config\['lr'\]` is '0.1', but must be a number"):
+        make_optimizer(make_surrogate(mlp, {}, 1.0), {"lr": "0.1"})
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        (lambda loss: {"loss": loss}, "`objective` returned a dict, but must return the loss, a scalar tensor"),
+        (lambda loss: loss.item(), "`objective` returned a float"),
+        (lambda loss: loss.repeat(3), r"`objective` returned a tensor of shape \(3,\)"),
+        (lambda loss: loss.detach(), "but must be one whose loss depends on a parameter"),
+    ],
+)
+def test_an_objective_that_returns_no_loss(returned: Any, told: str) -> None:
+    model = make_surrogate(mlp, {}, 1.0)
+
+    def other(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
+        return returned(objective(model, batch))
+
+    with pytest.raises(ValueError, match=told):
+        train(model, {"lr": 0.1}, [(X, Y)], other)
+    if "shape" in told:
+        with pytest.raises(ValueError, match=told):
+            evaluate(model, [(X, Y)], other)
+
+
 def objective_recording(model: nn.Module, x: Tensor) -> Tensor:
     output = model(x)
     loss: Tensor = output["classes"].square().mean() + output["box"].square().mean()

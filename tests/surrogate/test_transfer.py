@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -49,6 +51,10 @@ def test_a_ranking_that_does_not_transfer_is_refused() -> None:
     assert "full width" in found.comparison.advice
 
 
+def silent(configs: object, width_ratio: float) -> Any:
+    return None
+
+
 def test_errors() -> None:
     configs: list[Config] = [{}] * 5
     with pytest.raises(ValueError, match=r"`narrow_width_ratio` is 0.5, but must be below `wide_width_ratio`, 0.25"):
@@ -57,3 +63,5 @@ def test_errors() -> None:
         transfer_check(narrow_is_upside_down, configs, wide_width_ratio=1.5)
     with pytest.raises(ValueError, match="`score_fn` returned 5 scores for 6 configs"):
         transfer_check(narrow_is_upside_down, [{}] * 6)
+    with pytest.raises(ValueError, match="`score_fn` returned a NoneType, but must return a list of scores"):
+        transfer_check(silent, configs)

@@ -47,6 +47,13 @@ def test_diverged_is_worst_in_both_directions() -> None:
     assert math.isnan(compare_rankings([1, 2, 3, 4], [nan] * 4).regret[1])
 
 
+def test_what_diverged_at_the_narrow_width_is_not_chosen() -> None:
+    nan = math.nan
+    assert compare_rankings([nan, 2, nan, nan], [1, 5, 3, 4]).regret == {1: 4, 2: 4, 3: 4}
+    found = compare_rankings([nan] * 4, [1, 2, 3, 4])
+    assert (found.regret[3], found.verdict) == (math.inf, "refused")
+
+
 @pytest.mark.parametrize(
     ("narrow", "wide", "settings", "verdict"),
     [

@@ -159,9 +159,12 @@ def _follow(head: Connection, actors: RankActors, order: tuple[str, Any, dict[st
     """Pass rank 0's reports on to Tune until every rank is done."""
     job, pid = order[2], None
     iterations, heard = HangDetector("no iteration was over", job["timeout_s"]), time.monotonic()
+    look = heard
     while True:
-        if actors.failed():  # looked for at each report: rank 0 may not wait for the others
-            raise RuntimeError(_diagnosis(job, actors, _final_message(head, pid)))
+        if time.monotonic() >= look:  # also between reports: rank 0 may not wait for the others
+            if actors.failed():
+                raise RuntimeError(_diagnosis(job, actors, _final_message(head, pid)))
+            look = time.monotonic() + _LOOK_S
         if not wait([head], timeout=_LOOK_S):
             if time.monotonic() - heard > iterations.patience:
                 raise RuntimeError(_diagnosis(job, actors, ("silent", iterations.told, "", pid)))

@@ -88,9 +88,9 @@ def row(record: RunRecord, idle: float) -> list[str]:
 def counts(record: RunRecord) -> str:
     """Count the trials by status."""
     found = Counter(trial.status for trial in record.trials)
-    counted = ", ".join(f"{count} {status}" for status, count in found.items())
+    told = ", ".join(f"{count} {status}" for status, count in found.items())
     state = state_of(record)
-    return f"{counted}: {explained(state)}" if state == "interrupted" else counted
+    return f"{told}: {explained(state)}" if state == "interrupted" else told
 
 
 def cost_facts(record: RunRecord) -> Facts:
@@ -127,7 +127,7 @@ def environment(asked: Mapping[str, Any], units: Mapping[str, Any]) -> Facts:
     facts |= {"measured on": "; ".join(machines), "training data": _words(asked.get("train_data"))}
     facts["validation data"] = _words(asked.get("val_data"))
     model = asked.get("model") or {}
-    facts["model"] = f"{len(model)} parameter tensors" if model else ""
+    facts["model"] = counted(len(model), "parameter tensor") if model else ""
     return {name: value for name, value in facts.items() if value}
 
 

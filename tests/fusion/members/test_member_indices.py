@@ -17,6 +17,8 @@ def test_indices_count_from_the_end_like_a_list() -> None:
 def test_indices_out_of_range(index: int) -> None:
     with pytest.raises(IndexError, match=rf"`indices` has {index}, but must be in \[-4, 4\)"):
         member_indices([0, index], 4)
+    with pytest.raises(IndexError, match=r"there is 1 member$"):
+        member_indices([index], 1)
 
 
 @pytest.mark.parametrize("mask", [[True, False], torch.tensor([True, False]), list(np.array([True, False]))])

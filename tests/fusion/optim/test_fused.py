@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -395,6 +396,34 @@ def test_frozen_parameters_are_handed_back_frozen_and_learn_again(config: dict[s
     for p in fused.parameters():
         p.requires_grad_(True)
     module.first.requires_grad_(True)
+    train(fused, opt, [2, 3])
+    train_one(1, module, alone, [2, 3])
+    fused.keep([1])
+    assert_members_equal(fused, [module])
+
+
+class Slower(torch.optim.SGD):
+    """Takes smaller steps by and by: a plain attribute counts them. Others hold its parameters and a lock."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr=lr)
+        self.taken, self.own, self.lock = 0, [p for group in self.param_groups for p in group["params"]], Lock()
+
+    def step(self, closure: Any = None) -> Any:
+        self.taken += 1
+        for p in self.own:
+            if p.grad is not None:
+                p.data.add_(p.grad, alpha=-self.param_groups[0]["lr"] / self.taken)
+
+
+def test_an_unfused_optimizer_of_the_users_keeps_its_attributes() -> None:
+    fused = fuse(nets(2))
+    opt = fused_optimizer(fused, [{"optimizer": lambda params, lr: Slower(params, lr), "lr": 0.1}] * 2)
+    train(fused, opt, [0, 1])
+    module: Any = fused.unfuse(1)
+    alone: Any = opt.unfuse(1, module)
+    assert alone.taken == 2
+    assert {*map(id, alone.own)} == {*map(id, module.parameters())}
     train(fused, opt, [2, 3])
     train_one(1, module, alone, [2, 3])
     fused.keep([1])

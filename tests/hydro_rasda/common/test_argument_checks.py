@@ -39,7 +39,10 @@ def test_what_holds_passes() -> None:
         (lambda: check_number("speed", math.nan), "`speed` is nan, but must be a number >= 0"),
         (lambda: check_number("speed", "2"), "`speed` is '2', but must be a number >= 0"),
         (lambda: check_number("speed", True), "`speed` is True, but must be a number >= 0"),
-        (lambda: check_name("name", "\ud800"), "`name` is '\\ud800', but must be a folder's name of at most 255 bytes"),
+        (
+            lambda: check_name("name", "\ud800"),
+            "`name` is '\\ud800', but must be a folder's name of at most 255 bytes, without '/'",
+        ),
         (lambda: check_mode("best"), "`mode` is 'best', but must be 'min' or 'max'"),
         (lambda: check_mode(["min"]), "`mode` is ['min'], but must be 'min' or 'max'"),
         (
@@ -52,6 +55,16 @@ def test_what_holds_passes() -> None:
 def test_a_wrong_type_and_a_wrong_value_are_refused_alike(check: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         check()
+
+
+def test_a_link_that_leads_to_nothing_is_named(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "gone")
+    for folder in (link, link / "runs"):
+        with pytest.raises(ValueError, match=rf"or can be made: the link {re.escape(str(link))} leads to nothing$"):
+            check_folder("storage_path", folder)
+    (tmp_path / "gone").mkdir()
+    assert check_folder("storage_path", link / "runs") == link / "runs"
 
 
 @pytest.mark.parametrize("package", [argument_checks, fusion.argument_checks, surrogate.argument_checks])

@@ -22,6 +22,7 @@ from hydro_rasda import SweepConfig
 from hydro_rasda.dry_run.dry_run import _is_pretrained, dry_run
 from hydro_rasda.problem.dry_run_of_batches import run_batch
 from hydro_rasda.problem.objective import as_objective, supervised
+from hydro_rasda.problem.problem import Problem
 from tests.hydro_rasda.models import Config, mlp, refuses_some, regressor, stumbles_in_some
 from tests.hydro_rasda.problems import LABELS, X, problem, trials
 
@@ -277,6 +278,37 @@ def test_an_objective_that_sums_over_the_batch_is_warned_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         dry_run(problem(objective=as_objective(contrasted, F.cross_entropy)), big)
+
+
+@pytest.mark.filterwarnings("ignore:`train_data` was asked for batches of 4 examples")
+def test_examples_that_no_loader_stacked_are_named() -> None:
+    def examples(batch_size: int) -> list[tuple[Tensor, Tensor]]:
+        return list(zip(X, LABELS))
+
+    with pytest.raises(ValueError, match=r"is this an example rather than a batch\? A DataLoader stacks examples"):
+        dry_run(problem(data=examples), trials())
+
+
+def squared(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    return {"loss": (model(batch[0]) - batch[1]).square().mean()}
+
+
+def squeezed(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    return {"loss": (model(batch[0]).squeeze(1) - batch[1]).square().mean()}
+
+
+@pytest.mark.parametrize("targets", [X.sum(1), LABELS], ids=["floats", "integers"])
+def test_an_objective_that_broadcasts_its_targets_is_warned_of(targets: Tensor) -> None:
+    def asked(objective: Any) -> Problem:
+        return problem(regressor, (X, targets), objective=as_objective(objective, F.mse_loss))
+
+    with pytest.warns(UserWarning, match=r"each output of shape \(4, 1\) with all targets \(4,\): .*squeeze"):
+        dry_run(asked(squared), trials())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dry_run(asked(squeezed), trials())
+    with pytest.raises(ValueError, match=r"same size; bring output and target to one shape, such as by `output.sq"):
+        dry_run(asked(lambda model, batch: {"loss": F.mse_loss(model(batch[0]), batch[1])}), trials())
 
 
 def also(**metrics: Callable[[Tensor, Tensor], Tensor]) -> Any:

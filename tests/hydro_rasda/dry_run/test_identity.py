@@ -318,6 +318,28 @@ def test_of_two_models_the_parameters_that_differ_are_named() -> None:
     assert told == "model['new'] was None, now '(2,)'"
 
 
+LOG: list[float] = []
+
+
+def logging(output: Tensor, target: Tensor) -> Tensor:
+    LOG.append(1.0)
+    return F.cross_entropy(output, target)
+
+
+def test_a_global_value_that_has_changed_is_named(quick: Quick) -> None:
+    quick(loss_fn=logging, num_samples=2, max_t=1, name="log")
+    quick(loss_fn=logging, num_samples=2, max_t=1, name="log")  # its own calls in the dry run are no difference
+    was = {"digests": {"train": "a"}, "code": {"train": {"": "c", "/global LOG": "d", "/global help/global LOG": "e"}}}
+    for pieces, told in (
+        ({"": "c", "/global LOG": "x", "/global help/global LOG": "y"}, "the value of `LOG`, which it uses, has"),
+        ({"": "x", "/global LOG": "x"}, ""),
+        ({"": "c", "/defaults": "x", "/global LOG": "d", "/global help/global LOG": "e"}, ""),
+    ):
+        _, (found,) = differences(was, {"digests": {"train": "b"}, "code": {"train": pieces}})
+        assert found.removeprefix("`train` is another function than the run's").startswith(f": {told}" if told else "")
+        assert found.endswith("by calls of `train` itself" if told else "than the run's")
+
+
 def smooth(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output, target, label_smoothing=0.1)
 

@@ -160,6 +160,12 @@ def test_tune_warns_where_nobody_has_learned(quick: Quick, capsys: pytest.Captur
         quick(name="run", space={**SLOW, "lr": choice([1e-9])}, model_fn=constant, **arguments)  # decided before
 
 
+def test_a_single_epoch_of_a_single_trial_is_told_what_helps(quick: Quick) -> None:
+    arguments: dict[str, Any] = {"space": {**SLOW, "lr": choice([1e-9])}, "model_fn": constant}
+    with pytest.warns(UserWarning, match=r"a constant prediction has [0-9.]*\. Raise `max_t`, or look at the range"):
+        assert ", 1 trial: 1 " in repr(quick(num_samples=1, max_t=1, **arguments))
+
+
 def constant(config: dict[str, Any], width_ratio: float = 1.0) -> torch.nn.Module:
     """Begins with what says nothing of any class."""
     model = mlp(config, width_ratio)

@@ -30,6 +30,7 @@ from hydro_rasda.history.history import FINALISTS, HEATS, MIDDLE_ENTERED, MIDDLE
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.loggers import CSVLogger
 from hydro_rasda.plots.page.words import answer
+from hydro_rasda.records.comparison_of_runs import compared
 from hydro_rasda.records.record_from_journal import Follower
 from hydro_rasda.records.report import best_line, best_score, render
 from hydro_rasda.records.summary import sum_up
@@ -338,6 +339,9 @@ def test_before_the_race_the_best_trial_is_that_of_the_middle_heat(quick: Quick)
     best = min(ends, key=ends.__getitem__)
     assert (record.best_trial, best_score(record)) == (best, (ends[best], "middle"))
     assert best_line(record) == f"best val_loss {show(ends[best], 4)} in the middle heat (trial {best})"
+    found = compared([record], [{}])["found"]
+    assert found["best val_loss in the middle heat"] == [ends[best]]
+    assert found["epochs of the middle heat"] == [record.cost.middle_epochs]
     assert f"{show(ends[best], 4)} after epoch {record.max_t}" in answer(record)[0]
 
 

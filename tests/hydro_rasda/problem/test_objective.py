@@ -239,6 +239,8 @@ def test_a_model_that_returns_no_tensor() -> None:
     ("metrics", "message"),
     [
         (torch.tensor(1.0), "`objective` returned a Tensor, but must return a dict of tensors"),
+        ({3: torch.tensor(1.0)}, "`objective` returned a dict with the key 3, but must name each value by a text"),
+        ({"": torch.tensor(1.0)}, "`objective` returned a dict with the key '', but must name"),
         ({"loss": 1.0}, "`objective` returned 'loss' as a float, but must return a dict of tensors"),
         ({"loss": torch.tensor(1.0), "note": "fine"}, "returned 'note' as a str, but must return a dict"),
         ({}, 'must return a "loss"'),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import io
 import math
 import os
@@ -52,6 +53,17 @@ def test_without_standard_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", None)
     assert dict(imap_forked([without_reports(lambda: 3)], 1, IGNORE)) == {0: 3}
+
+
+def test_a_full_table_of_processes_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", full)
+    opened = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(BlockingIOError, match=r"no further process.*`ulimit -u`.*HYDRO_RASDA_ONE_PROCESS=1.*same call"):
+        map_forked([os.getpid], 1)
+    assert len(os.listdir("/proc/self/fd")) == opened
 
 
 def test_a_program_that_ignores_the_ends_of_its_children() -> None:

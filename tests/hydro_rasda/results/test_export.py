@@ -78,6 +78,10 @@ def test_what_is_written_is_the_best_model_and_its_configuration(quick: Quick, t
     again = load(result.path)
     assert again.best_checkpoint == result.best_checkpoint
     again.save_model(tmp_path / "again")
+    modes = {file.stat().st_mode for file in (tmp_path / "again").iterdir()}
+    assert len(modes) == 1
+    with pytest.raises(ValueError, match=r"`path` is .*config.json'\), but must be the path of a folder"):
+        again.save_model(tmp_path / "again" / "config.json")
     model = result.best_model()
     for folder in (tmp_path / "new" / "best", tmp_path / "again"):
         weights = load_file(folder / "model.safetensors")

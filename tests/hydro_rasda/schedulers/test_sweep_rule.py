@@ -106,7 +106,7 @@ def test_a_move_survives_the_journal() -> None:
 @pytest.mark.parametrize(
     ("moves", "message"),
     [
-        ([1], r"`sweep.rule` Idle: decide\(...\)` is \[1\], but must be a dict of moves by trial"),
+        ([1], r"^`sweep.rule Idle: decide\(...\)` is \[1\], but must be a dict of moves by trial"),
         ({7: Stop()}, "`sweep.rule` Idle moves trial 7, but must name one of trials 0 to 3"),
         ({0: 9}, "Idle: the move of trial 0` is 9, but must be a Continue or a Stop"),
         ({2: Stop()}, "the move of trial 2` is .* left out while the trial is on its way to epoch 3"),
@@ -157,7 +157,7 @@ def test_what_can_be_done() -> None:
 def test_odd_answers_to_the_other_questions() -> None:
     sweep = sweep_of({0: 0.5})
     for count in (-1, 1.0, None, True):
-        with pytest.raises(ValueError, match=r"`sweep.rule` Idle: admit\(...\)` is .*, but must be an int >= 0"):
+        with pytest.raises(ValueError, match=r"^`sweep.rule Idle: admit\(...\)` is .*, but must be an int >= 0"):
             checked_admission(Idle(), count)  # type: ignore[arg-type]
     odd: list[Any] = [[0, 0], [9], None, 3, [0.0, 1.0], [True, False], "01", [[0]], {0, 1}, iter([0])]
     for finalists in odd:

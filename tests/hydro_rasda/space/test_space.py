@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -391,3 +392,17 @@ def test_the_longest_warmup_as_a_share() -> None:
 )
 def test_whether_a_schedule_takes_shares_of_the_training(space: Any, configs: Any, found: bool) -> None:
     assert has_shares(space, configs) == found
+
+
+@pytest.mark.parametrize(
+    ("space", "told"),
+    [
+        ({"lr": 0.1, "optimizer": choice(["sgd", "Adam"])}, "; 'Adam' is not; did you mean \"adam\"?"),
+        ({"lr": loguniform(0.1, 1), "schedule": "cosin"}, 'number of steps; did you mean "cosine"?'),
+        ({"lr": uniform(0, 1)}, "must be a finite number > 0; 0 is not"),
+        ({"lr": loguniform(0.1, 1), "": 1}, "must be a mapping whose names have at least one letter"),
+    ],
+)
+def test_the_wrong_one_of_several_values_is_named(space: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=f"{re.escape(told)}$"):
+        check_space(space)

@@ -5,6 +5,7 @@ import hashlib
 import socket
 import sys
 from collections.abc import Iterator
+from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -241,3 +242,24 @@ def test_data_are_pickled_and_hashed_once_however_often_a_trial_starts(monkeypat
     assert Pickled.times == 1
     assert [digest for digest, _ in started] == [hashlib.sha256(started[0][1]).hexdigest()] * 3
     assert hashed == [len(started[0][1])]
+
+
+def test_many_reports_ask_ray_seldom_for_failed_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, asked = sys.modules[elastic.__module__], [0]
+
+    class Actors:
+        def failed(self) -> dict[int, Any]:
+            asked[0] += 1
+            return {}
+
+        def endings(self, timeout: float) -> dict[int, Any]:
+            return {}
+
+    rank, head = Pipe()
+    for _ in range(20):
+        rank.send(("report", ({}, None)))
+    rank.send(("done", None))
+    monkeypatch.setattr(module, "_report", lambda *_: None)
+    monkeypatch.setattr(module, "_LOOK_S", 60.0)
+    module._follow(head, Actors(), ("", None, {"timeout_s": 60.0}))
+    assert asked == [1]

@@ -31,7 +31,7 @@ from hydro_rasda.plots.hyperparameters import importance_of
 from hydro_rasda.plots.page import sections as sections_module
 from hydro_rasda.plots.page import write_page
 from hydro_rasda.plots.page.sections import sections
-from hydro_rasda.plots.page.words import answer, call_of, configuration, domain_of
+from hydro_rasda.plots.page.words import answer, call_of, configuration, domain_of, environment
 from hydro_rasda.plots.page.write import Page, digest, list_page, plotly
 from hydro_rasda.records.record_from_journal import read_record
 from hydro_rasda.records.records import RunRecord
@@ -299,3 +299,8 @@ def test_a_notebook_shows_the_best_trials(sorts: Sorts) -> None:
     assert math.isfinite(record.best_metric)
     assert "8 of 27 trials" in found.text
     assert as_html(sorts["empty"])
+
+
+@pytest.mark.parametrize(("names", "told"), [("w", "1 parameter tensor"), ("wb", "2 parameter tensors")])
+def test_parameter_tensors_are_counted(names: str, told: str) -> None:
+    assert environment({"model": dict.fromkeys(names, "(2,) float32")}, {})["model"] == told
