@@ -51,19 +51,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByModule(config, log)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
-    """Let garbage collections pass over all that the suite has imported: each would take a second, also in forks."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _without_waiting_for_the_disk() -> Iterator[None]:
     """What is written outlives any process, synced or not; a test of what a power cut leaves notes the calls itself."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
+
+
+@pytest.fixture
+def set_aside() -> Iterator[None]:
+    """Let the test's garbage collections pass over all that the suite has imported: each would take a second."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

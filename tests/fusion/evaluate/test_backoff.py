@@ -5,6 +5,8 @@ import torch
 
 from fusion.evaluate.backoff import back_off, is_out_of_memory
 
+pytestmark = pytest.mark.usefixtures("set_aside")
+
 Numbers = list[int]
 ABSURD = 2**60  # bytes: more than any address space
 

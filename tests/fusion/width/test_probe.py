@@ -138,21 +138,19 @@ def test_no_garbage_is_looked_for_among_all_that_a_process_holds() -> None:
             set_aside.append(gc.get_freeze_count())
 
     gc.disable()
-    gc.unfreeze()  # what the suite has set aside
     gc.callbacks.append(collects)
     try:
         plan_fusion(*trials(4), loss, BATCH, seconds=0.01)
         assert gc.get_freeze_count() == 0
     finally:
         gc.callbacks.remove(collects)
-        gc.freeze()
         gc.enable()
     assert set_aside
     assert all(set_aside)
 
 
+@pytest.mark.usefixtures("set_aside")
 def test_what_the_caller_has_set_aside_stays_so() -> None:
-    gc.freeze()
     with objects_so_far_set_aside(torch.device("cpu")):
         pass
     assert gc.get_freeze_count() > 0

@@ -70,7 +70,9 @@ def test_no_method_takes_an_argument_for_what_it_is_not(
     monkeypatch.chdir(tmp_path)
     none_only: Right = one_of(None)
     finalist: Right = lambda v: type(v) is int and v in result._checkpoints  # noqa: E731
-    path: Right = lambda v: isinstance(v, str | Path) and len(str(v)) < 4096 and "\0" not in str(v)  # noqa: E731
+    path: Right = lambda v: (  # noqa: E731
+        isinstance(v, str | Path) and 0 < len(str(v)) < 4096 and "\0" not in str(v) and "://" not in str(v)
+    )
     found = [
         *faults(lambda v: result.evaluate(digits[1], batch_size=v), "batch_size", either(none_only, integer(1))),
         *faults(result.best_model, "trial", either(none_only, finalist)),

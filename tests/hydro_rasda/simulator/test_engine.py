@@ -388,6 +388,7 @@ def test_bad_input() -> None:
         simulate(asha(4), constant(1), replace(Cluster.uniform(1), mtbf=0.1), TEN_SECONDS)
 
 
+@pytest.mark.usefixtures("set_aside")
 @pytest.mark.parametrize("collects", [True, False])
 def test_the_collector_is_as_before_and_has_nothing_to_collect(collects: bool) -> None:
     """It is off meanwhile, for which no cycles may be left."""

@@ -30,6 +30,8 @@ from hydro_rasda.training.group_training import LiveGroup, train_group
 from hydro_rasda.training.lr_and_decay_by_parameter import multipliers
 from tests.hydro_rasda.models import Config, mlp, stumbles_in_some
 
+pytestmark = pytest.mark.usefixtures("set_aside")  # each time memory runs out, garbage is collected
+
 Pair = tuple[Tensor, Tensor]
 EPOCHS = 3
 

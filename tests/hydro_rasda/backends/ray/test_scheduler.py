@@ -37,7 +37,7 @@ from tests.hydro_rasda.backends.ray.curves import (
 
 
 @pytest.fixture(autouse=True)
-def _loggers_that_ray_leaves_open() -> Iterator[None]:
+def _loggers_that_ray_leaves_open(set_aside: None) -> Iterator[None]:
     """Ray closes no logger of a trial that a time budget ended; its files are collected here, unnoticed."""
     yield
     with warnings.catch_warnings():
