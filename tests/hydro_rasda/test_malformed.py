@@ -232,7 +232,6 @@ CASES: list[tuple[Callable[[Any], object], str, Right]] = [
     (lambda v: RescaledLR(sgd(), 2.0, state=v), "state", none_only),
     (load, "path", nothing),
     (read_past_run, "run", nothing),
-    (read_journal, "folder", nothing),
     (lambda v: packed(jobs=v), "jobs", lambda v: isinstance(v, list | tuple | set) and not v),
     (lambda v: packed(jobs=[v]), "jobs|run", lambda v: isinstance(v, list) and v == ["a"]),
     (lambda v: packed(devices=v), "devices", none_only),
@@ -276,6 +275,10 @@ CASES: list[tuple[Callable[[Any], object], str, Right]] = [
 
 # The values end the process that tries them, where that is one of its own.
 @pytest.mark.usefixtures("one_process")
-@pytest.mark.parametrize(("call", "argument", "right"), CASES)
+@pytest.mark.parametrize(
+    ("call", "argument", "right"),
+    # The client of a store tries an address where nobody answers for seconds.
+    [*CASES, pytest.param(read_journal, "folder", nothing, marks=pytest.mark.slow)],
+)
 def test_no_argument_is_taken_for_what_it_is_not(call: Callable[[Any], object], argument: str, right: Right) -> None:
     assert "\n".join(faults(call, argument, right)) == ""

@@ -213,6 +213,7 @@ def test_what_an_objective_reads_splits_kinds_unless_it_is_a_float(problem: Prob
     assert len(set(find_kinds(problem, trials(*configs), 1).value.values())) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="processes that have computed are forked on Linux alone")
 def test_a_trial_whose_model_is_built_without_end_fails_alone(
     problem: Problem, monkeypatch: pytest.MonkeyPatch

@@ -238,6 +238,7 @@ rm held.$$
 """A job that holds memory of the GPU until it was looked at twice."""
 
 
+@pytest.mark.slow
 def test_jobs_in_a_container_are_measured_and_share_a_gpu(
     nvml: Nvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -458,7 +458,8 @@ def test_weights_of_another_trial_are_refused() -> None:
             _check_own_weights(number, epochs, units)
 
 
-@pytest.mark.parametrize("grows", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("grows", [False, True])
 def test_several_workers(grows: bool, quick: Quick, digits: tuple[Pair, Pair]) -> None:
     """So many workers train as one would; where more are added, batch and learning rate grow, which is refused."""
     asked = RaceConfig(workers=1, max_workers=2, grace_period=1) if grows else RaceConfig(workers=2, max_workers=2)

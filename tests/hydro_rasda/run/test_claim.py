@@ -58,7 +58,7 @@ ALONE: dict[str, Any] = {"sweep": SweepConfig(reduction_factor=2, surrogate=1 / 
 
 
 @pytest.mark.usefixtures("one_process")
-@pytest.mark.parametrize(("heat", "others"), [("sweep", 3), ("race", 1)])
+@pytest.mark.parametrize(("heat", "others"), [("sweep", 3), pytest.param("race", 1, marks=pytest.mark.slow)])
 def test_kills_of_the_tuner_in_one_epoch_drop_a_trial_only_when_no_other_is_left(
     quick: Quick, heat: str, others: int
 ) -> None:

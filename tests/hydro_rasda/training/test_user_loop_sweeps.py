@@ -312,7 +312,7 @@ def reports_in_a_fork(worker: Worker) -> None:
     train(worker)
 
 
-@pytest.mark.parametrize("function", [forks, reports_in_a_fork])
+@pytest.mark.parametrize("function", [pytest.param(forks, marks=pytest.mark.slow), reports_in_a_fork])
 def test_a_fork_of_it_does_none_of_the_tuners_work(search: Callable[..., TuneResult], function: Any) -> None:
     assert search(function).best_metric == search(name="plain").best_metric
 

@@ -166,6 +166,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
 """
 
 
+@pytest.mark.slow
 def test_a_client_that_is_stopped_halts_nobody_else(server: int) -> None:
     """Not even those that need the function of which it has sent a half."""
     seen = [forked("sent before", "first")]
