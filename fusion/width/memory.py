@@ -58,16 +58,12 @@ def peak_memory(device: torch.device) -> Iterator[Peak]:
 def objects_so_far_set_aside(device: torch.device) -> Iterator[None]:
     """Let the garbage collector skip all present objects, inside this context.
 
-    This saves time, because each measurement of memory begins with a garbage collection. Where objects are frozen
-    already, as a process does that forks others, nothing is changed: they could not be told from these afterwards.
+    This saves time, because each measurement of memory begins with a garbage collection.
     """
     if device.type == "cuda":
         # Garbage may hold GPU memory that fused groups need, so collect it first. On a CPU this is left out: a full
         # collection takes longer than the steps of small models that are to be measured.
         gc.collect()
-    if gc.get_freeze_count():
-        yield
-        return
     gc.freeze()
     try:
         yield

@@ -129,7 +129,7 @@ def _survey(problem: Problem, trial: Trial, target: nn.Module, metrics: Mapping[
     for argument, data in (("train_data", problem.train_data), ("val_data", problem.val_data)):
         survey_batches(problem, trial, target, data, argument)
     warn_of_sums(problem, trial, target)
-    warn_of_broadcasting(problem, trial)
+    warn_of_broadcasting(problem, trial, target)
     check_finite(problem, trial, target, metrics)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any
@@ -254,7 +254,7 @@ def warn_of_sums(problem: Problem, trial: Trial, model: nn.Module) -> None:
                 warn(f"{told}, as a sum does. Return the mean: trials of other batch sizes do not compare by sums")
 
 
-def warn_of_broadcasting(problem: Problem, trial: Trial) -> None:
+def warn_of_broadcasting(problem: Problem, trial: Trial, model: nn.Module) -> None:
     """Warn if an objective compares each output of shape [N, 1] with all targets [N], as broadcasting does.
 
     Then the loss depends on the targets, but not on their order. Torch's own losses warn of it themselves.
@@ -262,23 +262,36 @@ def warn_of_broadcasting(problem: Problem, trial: Trial) -> None:
     objective, batch = as_given(problem.objective), next(problem.val_data.in_order(trial.batch_size))
     if not isinstance(objective, (Written, ByPart)) or not isinstance(batch, (tuple, list)) or len(batch) != 2:
         return
-    target, outputs = batch[1], list[Any]()
+    inputs, target = batch
     if not isinstance(target, Tensor) or target.ndim == 0 or len(target) < 2:
         return
-    model = _random(problem, trial, 1).eval()  # an untrained readout may give equal outputs
-    handle = model.register_forward_hook(lambda module, inputs, output: outputs.append(output))
-    given = (target, target.roll(1, 0), target[:1].expand_as(target))
+    given = [(inputs, other) for other in (target, target.roll(1, 0), target[:1].expand_as(target))]
     try:
-        with torch.no_grad():
-            loss, turned, constant = (problem.objective(model, (batch[0], other))["loss"] for other in given)
+        _, shapes = _losses_and_shapes(problem, model, [batch])
+        if shapes != {(*target.shape, 1)}:
+            return
+        # An untrained readout may give equal outputs, of which no loss would show the order.
+        (loss, turned, constant), _ = _losses_and_shapes(problem, _random(problem, trial, 1), given)
     except Exception:  # the objective may refuse other targets
         return
-    finally:
-        handle.remove()
-    shapes = {tuple(output.shape) if isinstance(output, Tensor) else () for output in outputs}
-    if shapes == {(*target.shape, 1)} and _alike(loss, turned) and not _alike(loss, constant):
+    if _alike(loss, turned) and not _alike(loss, constant):
         told = f"`objective` compares each output of shape {shapes.pop()} with all targets {tuple(target.shape)}"
         warn(f"{told}: its loss does not depend on their order, so no model can learn from it; {ONE_SHAPE}")
+
+
+def _losses_and_shapes(
+    problem: Problem, model: nn.Module, batches: Sequence[Batch]
+) -> tuple[list[Tensor], set[tuple[int, ...]]]:
+    """Return the loss of each batch in evaluation mode, and the shapes of the model's outputs; () if no tensor."""
+    shapes = set[tuple[int, ...]]()
+    handle = model.register_forward_hook(
+        lambda module, inputs, output: shapes.add(tuple(output.shape) if isinstance(output, Tensor) else ())
+    )
+    try:
+        with torch.no_grad():
+            return [problem.objective(model.eval(), batch)["loss"] for batch in batches], shapes
+    finally:
+        handle.remove()
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
