@@ -40,6 +40,14 @@ DEAREST = 1.0
 """Full trainings that `ENTRANTS` may cost in the heat, by counted operations. With the heat, full-size training costs
 one or two full trainings less than the race without it."""
 
+LEAST_STEP = 3e8
+"""Multiplications of the full-size model on a batch, forward, from which counted operations foretell the heat's cost.
+
+Steps of smaller models take as long as their kernels' launches, whatever the width. On two cores, the heat took the
+time of 1.0 trainings where this number is 4e8, and of 1.1 to 1.9 where it is 1e8 or less: longer than it saves
+(`benchmarks/results/replay_notes.md`).
+"""
+
 
 def planned(settings: TuneConfig, count: int, shares: Sequence[float]) -> MiddlePlan | None:
     """Plan the middle heat; return None if `full_trainings` asks for none, or if the heat does not pay.
@@ -79,13 +87,16 @@ def plan_middle_heat(run: Run, trial: Trial, count: int) -> None:
 
 
 def _shares(problem: Problem, trial: Trial) -> Sequence[float]:
-    """Return the operations of an example on the surrogates of both heats, relative to the model's; NaN if unknown."""
+    """Return the operations of an example on the surrogates of both heats, relative to the model's.
+
+    NaN if they are unknown, or tell nothing.
+    """
     widths = 1.0, problem.settings.sweep.surrogate, WIDTH
     try:
         whole, *narrow = (model_costs(problem, trial, ["macs"], width)["macs"] for width in widths)
     except (Exception, SystemExit):  # the user's model may not allow such a width
         return math.nan, math.nan
-    return [each / whole if whole else math.nan for each in narrow]
+    return [each / whole for each in narrow] if whole * trial.batch_size >= LEAST_STEP else [math.nan] * 2
 
 
 class MiddleHeat(SurrogateHeat):

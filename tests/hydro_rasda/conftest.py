@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, loguniform, tune, uniform
 from hydro_rasda.cli import main
 from hydro_rasda.data import make_batches
+from hydro_rasda.heats import middle_heat
 from hydro_rasda.problem.objective import supervised
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.processes.child_count import ONE_PROCESS
@@ -139,6 +140,12 @@ def tuned(digits: tuple[Pair, Pair], folder: Path, **arguments: Any) -> TuneResu
         "progress": False,
     }
     return tune(**over(defaults, arguments))
+
+
+@pytest.fixture
+def smallest_have_a_middle_heat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tests have a middle heat with models that train in no time."""
+    monkeypatch.setattr(middle_heat, "LEAST_STEP", 0)
 
 
 @pytest.fixture

@@ -84,6 +84,7 @@ def test_the_same_call_decides_alike_and_finds_the_same_winner(quick: Quick, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("smallest_have_a_middle_heat")
 def test_a_middle_heat_chooses_alike_on_either_backend(quick: Quick) -> None:
     """To the last digit, though an idle device may begin the leader's full-size model early."""
     asked: dict[str, Any] = {**RACE, "model_fn": wide, "full_trainings": 1}

@@ -23,6 +23,7 @@ from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, loguniform
 from hydro_rasda.cli import main
 from hydro_rasda.common.short_values import show
 from hydro_rasda.contracts import Event, History, Task
+from hydro_rasda.heats import middle_heat
 from hydro_rasda.heats.middle_heat import MiddleHeat, planned
 from hydro_rasda.heats.race import Race
 from hydro_rasda.history.full_size import run_end, tried_targets
@@ -43,7 +44,7 @@ from tests.hydro_rasda.heats.test_sweep import clock as clock
 from tests.hydro_rasda.models import Config, mlp
 from tests.hydro_rasda.scripted import sweep, untrained
 
-pytestmark = pytest.mark.usefixtures("one_process")
+pytestmark = pytest.mark.usefixtures("one_process", "smallest_have_a_middle_heat")
 
 Quick = Callable[..., TuneResult]
 
@@ -394,6 +395,15 @@ def test_elsewhere_the_finalists_race_as_ever(quick: Quick, asked: dict[str, Any
     assert len([trial for trial in result.trials if trial.epochs]) == 4
     told = "a heat at 1/4 of the width does not pay for these models, or cannot be built: `full_trainings=1` trains as"
     assert any(message.text.startswith(told) for message in result.messages) == (asked.get("model_fn") is mlp)
+
+
+@pytest.mark.parametrize(("more", "there"), [(0, True), (1, False)])
+def test_small_models_have_none(quick: Quick, monkeypatch: pytest.MonkeyPatch, more: int, there: bool) -> None:
+    """A batch of 32 takes 32 times the multiplications of the layers of `wide`."""
+    weights = sum(layer.weight.numel() for layer in wide({}, 1.0).modules() if isinstance(layer, nn.Linear))
+    monkeypatch.setattr(middle_heat, "LEAST_STEP", 32 * weights + more)
+    result = quick(**ASKED | {"space": {"lr": loguniform(0.01, 0.1), "batch_size": 32}})
+    assert (result.cost.middle_epochs > 0) == there
 
 
 class Counting(nn.Module):
