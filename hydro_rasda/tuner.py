@@ -142,8 +142,8 @@ def tune(
             train anew on surrogates of 1/4 of the width, to `max_t`. The best of them (with less than 2), or the best
             two, train at full size. The heat needs a narrower sweep, a single metric without bounds on metrics, and no
             `train`. It pays if it costs at most a full training, by counted operations of the first configuration's
-            models, and if the model is no small one: its forward pass on a batch takes 300 million multiplications or
-            more. Without a middle heat, and below 1, at least half of the finalists continue as with 3.
+            models. It does not for small models, whose forward pass on a batch takes fewer than 300 million
+            multiplications. Without a middle heat, and below 1, at least half of the finalists continue as with 3.
         time_budget_s: Seconds after which no new work starts; at most half of it goes to heats on surrogates. It may
             seem enough for a full training but not for the race. If some finalists would then have to wait for others,
             the sweep's best trains to its end first. The same call with more time resumes the run: first the sweep,

@@ -214,7 +214,7 @@ def against_peers(folder: Path) -> Iterator[Answer]:
     yield Answer(
         "And in the time that `tune` takes, what do others find?",
         f"Given the same time, `tune` tests as well or better in {won} of {of} comparisons, and worse by no more than "
-        f"a seed's spread in {close - won} others; {len(ahead)} of {len(found)} searches are mostly ahead of it.",
+        f"a seed's spread in {close - won} others. {len(ahead)} of {len(found)} searches are mostly ahead of it.",
         (
             "task",
             "against",

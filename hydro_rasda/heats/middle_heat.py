@@ -43,8 +43,8 @@ one or two full trainings less than the race without it."""
 LEAST_STEP = 3e8
 """Multiplications of the full-size model on a batch, forward, from which counted operations foretell the heat's cost.
 
-Steps of smaller models take as long as their kernels' launches, whatever the width. On two cores, the heat took the
-time of 1.0 trainings where this number is 4e8, and of 1.1 to 1.9 where it is 1e8 or less: longer than it saves
+Steps of smaller models take as long as their kernels' launches, whatever the width. On two cores, the heat took as long
+as 1.0 trainings of a model with 4e8, and as 1.1 to 1.9 trainings of models with 1e8 or less. That is more than it saves
 (`benchmarks/results/replay_notes.md`).
 """
 

@@ -49,7 +49,7 @@ def test_answers_of_peers_count_seeds(tmp_path: Path) -> None:
     (found,) = against_peers(tmp_path)
     assert [row[1:] for row in found.rows] == [(name, "2 of 2", "2 of 2", "0 of 2") for name in peers.PEERS]
     assert f"in {2 * len(peers.PEERS)} of {2 * len(peers.PEERS)} comparisons" in found.meaning
-    assert f"in 0 others; 0 of {len(peers.PEERS)}" in found.meaning
+    assert f"in 0 others. 0 of {len(peers.PEERS)}" in found.meaning
     assert not [*against_peers(tmp_path / "empty")]
 
 
