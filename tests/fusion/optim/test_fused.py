@@ -437,6 +437,21 @@ def test_unfuse_refuses_a_module_with_other_names() -> None:
         opt.unfuse(1, nn.ModuleDict({"model": fused.unfuse(1)}))
 
 
+def test_members_that_do_not_take_a_step_stay_bit_for_bit() -> None:
+    fused = fuse(nets(len(MIXED)))
+    opt, takes_K = fused_optimizer(fused, MIXED), torch.arange(len(MIXED)) % 2 == 0
+    for takes in (None, takes_K, ~takes_K):
+        before = {name: parameter.detach().clone() for name, parameter in fused.stacked.items()}
+        state_before = copy.deepcopy(opt.state_dict()["state"])
+        opt.zero_grad()
+        fused.map(loss, (X, Y, False)).sum().backward()
+        opt.step(takes)
+        for k in [] if takes is None else (~takes).nonzero().flatten().tolist():
+            assert all(torch.equal(parameter[k], before[name][k]) for name, parameter in fused.stacked.items())
+            for name, of in opt.state_dict()["state"].items():
+                assert all(torch.equal(tensor[k], state_before[name][kind][k]) for kind, tensor in of.items())
+
+
 @pytest.mark.parametrize("takes", [[True, False], torch.tensor([True]), torch.tensor([1.0, 0.0]), lambda: 0.0])
 def test_step_refuses_what_is_no_boolean_for_each_member(takes: Any) -> None:
     fused = fuse(nets(2))
