@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fusion import dry_run, fuse, fusion_key
-from fusion.members.attributes import OwnValues, changed, loose_tensors, snapshot
+from fusion.members.attributes import OwnValues, _same, changed, loose_tensors, snapshot
 
 X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
 
@@ -285,3 +285,11 @@ def test_loose_tensors_of_a_recurrent_layer_are_those_that_torch_does_not_keep_t
     layer = nn.LSTM(2, 2)
     layer.held = [layer.bias_hh_l0]
     assert [path for path, _ in loose_tensors(layer)] == ["held[0]"]
+
+
+def test_nan_is_the_same_as_another_nan_alone() -> None:
+    nan = float("nan")
+    assert _same(nan, float("nan"))
+    assert _same([1.0, nan], [1.0, float("nan")])
+    assert not _same(nan, 1.0)
+    assert not _same(1.0, nan)
