@@ -103,6 +103,7 @@ def test_steps_without_their_data_are_left_out(tmp_path: Path, capsys: pytest.Ca
     assert "HYDRO_RASDA_DATA" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_step_writes_where_it_is_told(tmp_path: Path) -> None:
     (tmp_path / "vs_asha").mkdir()
     assert run([Bench("vs_asha --render --out {out}/vs_asha")], tmp_path, tmp_path) == []

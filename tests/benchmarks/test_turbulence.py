@@ -14,7 +14,7 @@ def grid(n: int) -> tuple[torch.Tensor, torch.Tensor]:
     return points[:, None], points[None, :]
 
 
-@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("k", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_taylor_green_vortices_decay_exactly(k: int) -> None:
     """Taylor & Green (1937): u . grad omega is zero, so omega decays by exp(-2 nu k^2 t)."""
     x, y = grid(32)

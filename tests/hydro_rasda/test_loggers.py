@@ -258,6 +258,7 @@ def wandb_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     wandb.teardown()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_wandb_has_a_run_for_each_trial_offline(quick: Quick, wandb_folder: Path) -> None:
     messages = pytest.importorskip("wandb.proto.wandb_internal_pb2")

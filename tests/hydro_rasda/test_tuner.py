@@ -298,6 +298,7 @@ def test_batches_may_be_objects_of_tensors(quick: Quick, digits: tuple[Pair, Pai
     assert objects.evaluate(Examples(x, y))["loss"] == pytest.approx(objects.best_metric)
 
 
+@pytest.mark.slow
 def test_data_in_an_open_file_are_read_by_one_process(quick: Quick, digits: tuple[Pair, Pair], tmp_path: Path) -> None:
     (x, y), _ = digits
     one, other = TensorDataset(x, y), Filed(x, y, tmp_path / "examples")

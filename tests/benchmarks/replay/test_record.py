@@ -46,6 +46,7 @@ def test_recorded_curves_at_full_width_are_those_of_plain_training(tmp_path: Pat
             assert table.score(1.0, 1, number, epoch, "test") == pytest.approx(plain["test"], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_recorded_curves_of_surrogates_are_those_of_tunes_sweep(tmp_path: Path) -> None:
     task = digits(max_t=3, trials=3)
     record(task, [1 / 8], [SAMPLED_WITH], tmp_path)

@@ -58,7 +58,7 @@ def check(cell: dict[str, Any], task: Task) -> None:
 
 @pytest.mark.parametrize(
     "method",
-    ["asha", "tune", *(pytest.param(part, marks=pytest.mark.slow) for part in ("surrogate", "both", "fusion"))],
+    ["asha", *(pytest.param(part, marks=pytest.mark.slow) for part in ("tune", "surrogate", "both", "fusion"))],
 )
 def test_a_method_ends_with_its_winner_in_hand(method: str, tmp_path: Path) -> None:
     task = digits()
@@ -92,6 +92,7 @@ def test_rays_workers_import_nothing_of_the_library() -> None:
     assert shown.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_plain_training_is_tunes_full_size_training() -> None:
     """Same weights, batches and updates: the same scores after every epoch, where no averages count."""
     task = replace(digits(), num_samples=3)

@@ -38,6 +38,6 @@ def test_two_devices_on_ray(ray8: None, one_process: None, check: Check, tmp_pat
     check(lambda: RayBackend(resources_per_worker={"CPU": 4}), tmp_path)
 
 
-@pytest.mark.parametrize("check", [check_groups, check_failures])
+@pytest.mark.parametrize("check", [check_groups, pytest.param(check_failures, marks=pytest.mark.slow)])
 def test_two_devices_on_ray_with_one_cpu_each(ray2: None, one_process: None, check: Check, tmp_path: Path) -> None:
     check(lambda: RayBackend(resources_per_worker={"CPU": 1}), tmp_path)

@@ -79,6 +79,7 @@ def test_what_kills_its_process_costs_others_nothing(
     assert all("died 2 times: SIGKILL" in str(record.error) for record in result.trials if record.trial in failed)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
     """A script whose functions only it has, and that would tune again if its processes ran it."""

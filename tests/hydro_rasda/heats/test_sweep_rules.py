@@ -436,7 +436,8 @@ def test_a_population_that_was_asked_to_grow_is_as_it_was(quick: Callable[..., T
 SPACE = {"lr": loguniform(1e-3, 0.3), "optimizer": "sgd", "momentum": 0.9, "batch_size": 64}
 
 
-@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
 def test_copies_go_on_as_what_they_are_copies_of(quick: Callable[..., TuneResult], threads: int) -> None:
     with on_threads(threads):
         same = quick(space=SPACE, num_samples=6, sweep=SweepConfig(rule=Population(1.0)), name="same", max_t=3)
@@ -504,7 +505,7 @@ class InTwenties(Curves):
 
 
 @pytest.mark.parametrize(
-    "rule", ["halving", "pbt", *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("hyperband", "median"))]
+    "rule", ["halving", *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("pbt", "hyperband", "median"))]
 )
 def test_a_trial_costs_no_more_among_many(tmp_path: Path, rule: RuleName) -> None:
     """Function calls of a whole sweep, for each of its trials: counts do not depend on load."""

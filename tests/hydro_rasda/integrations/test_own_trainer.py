@@ -28,12 +28,10 @@ class Squared(Trainer):  # type: ignore[misc]
         return (loss, outputs) if return_outputs else loss
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the model is swept at its full width")
 @pytest.mark.filterwarnings("ignore:the model's initial weights are the same from every seed")
-@pytest.mark.parametrize(
-    "changes",
-    [{}, pytest.param({"save_only_model": True, "eval_on_start": True, "eval_delay": 2}, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("changes", [{}, {"save_only_model": True, "eval_on_start": True, "eval_delay": 2}])
 def test_a_subclass_comes_to_the_weights_that_it_has_alone(changes: dict[str, Any], tmp_path: Path) -> None:
     """Over rungs, at each of which training is left and resumed, however it saves and evaluates."""
     given = {"train_sampling_strategy": "random", "lr_scheduler_type": "cosine", "weight_decay": 0.1}

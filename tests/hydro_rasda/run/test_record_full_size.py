@@ -101,7 +101,7 @@ def test_killed_within_a_span_it_shows_its_epochs_and_ends_as_an_unbroken_run(
     [
         *(pytest.param(1, how, id=f"forks-{how}") for how in HOW),
         # A process of a pool takes seconds to start, and trains either way as a fork does.
-        *(pytest.param(2, how, id=f"pool-{how}", marks=[pytest.mark.slow] * (how != "library")) for how in HOW),
+        *(pytest.param(2, how, id=f"pool-{how}", marks=pytest.mark.slow) for how in HOW),
     ],
 )
 def test_each_epoch_is_a_line_before_its_checkpoint(quick: Quick, how: str, devices: int) -> None:

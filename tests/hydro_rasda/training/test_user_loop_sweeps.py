@@ -219,6 +219,7 @@ def test_no_trial_waits_for_a_slower_one(search: Callable[..., TuneResult], tmp_
     assert not [record for record in result.trials if record.error]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_cores")
 def test_trials_that_a_device_left_out_train_later(search: Callable[..., TuneResult], tmp_path: Path) -> None:
     """Trial 0 goes to full size before the rest of its rung begins, and is not good enough there."""
