@@ -276,7 +276,7 @@ def _epochs(cell: Row) -> list[Scored]:
 
 
 def _is_wide(row: Row) -> bool:
-    return row["task"].startswith("wide_")
+    return str(row["task"]).startswith("wide_")
 
 
 def _is_brief(row: Row) -> bool:

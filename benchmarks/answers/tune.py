@@ -209,7 +209,7 @@ def against_peers(folder: Path) -> Iterator[Answer]:
         close = peers.wins(rows, tests[0], seed_spread(trained) if trained else 0.0)
         found.append((peers.named(rows[0]), name, won, close, later[0] if later else None, len(rows)))
     found.sort(key=lambda line: (-line[2] / line[-1], -line[3] / line[-1]))
-    won, close, of = (sum(line[column] for line in found) for column in (2, 3, -1))
+    won, close, of = (sum(line[2] for line in found), sum(line[3] for line in found), sum(line[5] for line in found))
     ahead = [line for line in found if 2 * line[2] < line[-1]]
     yield Answer(
         "And in the time that `tune` takes, what do others find?",
