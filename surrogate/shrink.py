@@ -70,10 +70,10 @@ def shrink(
         narrower, and which sizes stayed and why. If fewer than half are narrower, that line is a warning, too.
 
     Raises:
-        ValueError: if `module` is no `nn.Module`, has lazy parameters, tensors on the device
-            "meta" or hooks on parameters, or cannot run on
-            `example_input`. If `width_ratio` is no number in (0, 1]. If no width can be scaled, or one falls to one
-            unit. If the result cannot run on `example_input`; the error names the module inside it that fails.
+        ValueError: if `module` is no `nn.Module`, is compiled or scripted, has lazy parameters, hooks on parameters or
+            tensors on the device "meta", or cannot run on `example_input`. If `width_ratio` is no number in (0, 1]. If
+            no width can be scaled, or one falls to one unit. If the result cannot run on `example_input`; the error
+            names the module inside it that fails.
         PlanMismatch: if `plan` does not fit `module`; it is a ValueError.
     """
     check_width_ratio(width_ratio)

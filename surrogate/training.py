@@ -94,8 +94,7 @@ def step(
 ) -> None:
     """Do one optimizer step on one batch, in place; the configuration's `grad_clip` is the largest gradient norm."""
     optimizer.zero_grad()
-    loss = objective(model, batch)
-    check_loss(loss)
+    loss = _loss(objective, model, batch)
     require(loss.requires_grad, "objective", objective, "one whose loss depends on a parameter that needs gradients")
     loss.backward()
     if config.get("grad_clip") is not None:
@@ -103,10 +102,11 @@ def step(
     optimizer.step()
 
 
-def check_loss(loss: object) -> None:
-    """Refuse what an objective returns (ValueError) unless it is a scalar tensor."""
+def _loss(objective: Objective, model: nn.Module, batch: Any) -> Tensor:
+    """Return an objective's loss; raise ValueError unless it is a scalar tensor."""
+    loss: object = objective(model, batch)
     if isinstance(loss, Tensor) and loss.ndim == 0:
-        return
+        return loss
     told = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
     raise ValueError(f"`objective` returned {told}, but must return the loss, a scalar tensor")
 
@@ -123,10 +123,7 @@ def evaluate(model: nn.Module, batches: Sequence[Any], objective: Objective) -> 
     """Return the mean loss over batches, in evaluation mode."""
     model.eval()
     with torch.no_grad():
-        losses = [objective(model, batch) for batch in batches]
-    for loss in losses:
-        check_loss(loss)
-    return sum(loss.item() for loss in losses) / len(losses)
+        return sum(_loss(objective, model, batch).item() for batch in batches) / len(batches)
 
 
 @dataclass(frozen=True)

@@ -208,9 +208,9 @@ def against_peers(folder: Path) -> Iterator[Answer]:
         trained = [cell for of_method in cells.get(rows[0]["task"], {}).values() for cell in of_method]
         close = peers.wins(rows, tests[0], seed_spread(trained) if trained else 0.0)
         found.append((peers.named(rows[0]), name, won, close, later[0] if later else None, len(rows)))
-    found.sort(key=lambda line: (-line[2] / line[-1], -line[3] / line[-1]))
+    found.sort(key=lambda line: (-line[2] / line[5], -line[3] / line[5]))
     won, close, of = (sum(line[2] for line in found), sum(line[3] for line in found), sum(line[5] for line in found))
-    ahead = [line for line in found if 2 * line[2] < line[-1]]
+    ahead = [line for line in found if 2 * line[2] < line[5]]
     yield Answer(
         "And in the time that `tune` takes, what do others find?",
         f"Given the same time, `tune` tests as well or better in {won} of {of} comparisons, and worse by no more than "

@@ -259,8 +259,10 @@ def warn_of_broadcasting(problem: Problem, trial: Trial, model: nn.Module) -> No
 
     Then the loss depends on the targets, but not on their order. Torch's own losses warn of it themselves.
     """
-    objective, batch = as_given(problem.objective), next(problem.val_data.in_order(trial.batch_size))
-    if not isinstance(objective, (Written, ByPart)) or not isinstance(batch, (tuple, list)) or len(batch) != 2:
+    if not isinstance(as_given(problem.objective), (Written, ByPart)):
+        return
+    batch = next(problem.val_data.in_order(trial.batch_size))
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         return
     inputs, target = batch
     if not isinstance(target, Tensor) or target.ndim == 0 or len(target) < 2:

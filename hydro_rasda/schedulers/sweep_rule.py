@@ -114,26 +114,28 @@ def checked_moves(
     Args:
         check: Raises ValueError for a configuration that cannot be trained.
     """
-    told = f"sweep.rule {type(rule).__name__}"
-    require(isinstance(moves, Mapping), f"{told}: decide(...)", moves, "a dict of moves by trial")
+    name = type(rule).__name__
+    require(isinstance(moves, Mapping), f"sweep.rule {name}: decide(...)", moves, "a dict of moves by trial")
     for number, move in moves.items():
         standing = sweep.trials.get(number) if is_int(number) else None
         if standing is None:
             named = f"one of trials 0 to {len(sweep.trials) - 1}"
-            raise ValueError(f"`sweep.rule` {type(rule).__name__} moves trial {number!r}, but must name {named}")
-        of = f"{told}: the move of trial {number}"
+            raise ValueError(f"`sweep.rule` {name} moves trial {number!r}, but must name {named}")
+        whose = f"{name}: the move of trial {number}"
+        of = f"sweep.rule {whose}"
         require(isinstance(move, (Continue, Stop)), of, move, "a Continue or a Stop")
         require(standing.goal is None, of, move, f"left out while the trial is on its way to epoch {standing.goal}")
         if isinstance(move, Continue):
-            _check_going_on(of, move, standing, sweep, check)
+            _check_going_on(whose, move, standing, sweep, check)
         else:
             require(not standing.dropped, of, move, "left out, for the trial was dropped before")
     return dict(moves)
 
 
 def _check_going_on(
-    of: str, move: Continue, standing: Standing, sweep: SweepState, check: Callable[[Mapping[str, Any]], object]
+    whose: str, move: Continue, standing: Standing, sweep: SweepState, check: Callable[[Mapping[str, Any]], object]
 ) -> None:
+    of = f"sweep.rule {whose}"
     later = type(move.to) is int and standing.epoch < move.to <= sweep.max_t
     rule = f"an epoch after {standing.epoch}, where the trial stands, and at most {sweep.max_t} (`max_t`)"
     require(later, f"{of} goes on to epoch, which", move.to, rule)
@@ -152,7 +154,7 @@ def _check_going_on(
         try:
             check({**config, **move.changes})
         except ValueError as error:
-            raise ValueError(f"{of.replace('sweep.rule', '`sweep.rule`', 1)} has changes with which {error}") from None
+            raise ValueError(f"`sweep.rule` {whose} has changes with which {error}") from None
 
 
 def carry_out(moves: Mapping[int, Move], sweep: SweepState) -> None:
