@@ -49,17 +49,27 @@ as 1.0 trainings of a model with 4e8, and as 1.1 to 1.9 trainings of models with
 """
 
 
-def planned(settings: TuneConfig, count: int, shares: Sequence[float]) -> MiddlePlan | None:
-    """Plan the middle heat; return None if `full_trainings` asks for none, or if the heat does not pay.
+def planned(settings: TuneConfig, count: int, operations: Sequence[float]) -> MiddlePlan | str:
+    """Plan the middle heat; if there should be none, return the reason, which is empty if the settings ask for none.
 
     Args:
         count: Number of configurations.
-        shares: Operations of an epoch on the sweep's surrogates and on the heat's surrogates, relative to the model's.
+        operations: Multiplications of a forward pass on a batch of the model, of the sweep's surrogate and of the
+            heat's. NaN if a surrogate cannot be built.
     """
     finalists = _finalists(settings, count)
+    if not finalists:
+        return ""
+    if any(map(math.isnan, operations)):
+        return "models of 1/4 of the width cannot be built"
+    whole, *narrow = operations
+    if whole < LEAST_STEP:
+        return "models of 1/4 of the width take about as long to train as models this small"
+    shares = tuple(each / whole for each in narrow)
     trainings = ENTRANTS * shares[-1] * settings.models("middle") / settings.models("race")
-    pays = trainings <= DEAREST  # not where it is NaN
-    return MiddlePlan(WIDTH, ENTRANTS, finalists, tuple(shares)) if finalists and pays else None
+    if trainings > DEAREST:
+        return f"a middle heat would cost {trainings:.2g} full trainings"
+    return MiddlePlan(WIDTH, ENTRANTS, finalists, shares)
 
 
 def _finalists(settings: TuneConfig, count: int) -> int:
@@ -77,26 +87,25 @@ def plan_middle_heat(run: Run, trial: Trial, count: int) -> None:
         return
 
     def chosen() -> Unit:
-        plan = planned(settings, count, _shares(run.problem, trial))
-        return Unit(None if plan is None else asdict(plan))
+        plan = planned(settings, count, _operations(run.problem, trial))
+        return Unit(plan if isinstance(plan, str) else asdict(plan))
 
     run.history.plan_middle(unit := run.unit(HEATS, chosen))
-    if unit.value is None:
-        told = "a heat at 1/4 of the width does not pay for these models, or cannot be built"
-        run.say(f"{told}: `full_trainings={settings.full_trainings:g}` trains as much as {FULL_TRAININGS:g}")
+    if run.history.middle is None:
+        same = f"`full_trainings={settings.full_trainings:g}` trains as much as {FULL_TRAININGS:g}"
+        run.say(f"no middle heat: {unit.value}, so {same}")
 
 
-def _shares(problem: Problem, trial: Trial) -> Sequence[float]:
-    """Return the operations of an example on the surrogates of both heats, relative to the model's.
+def _operations(problem: Problem, trial: Trial) -> Sequence[float]:
+    """Count the multiplications of a forward pass on a batch: of the model, and of the surrogates of both heats.
 
-    NaN if they are unknown, or tell nothing.
+    NaN if a surrogate cannot be built.
     """
     widths = 1.0, problem.settings.sweep.surrogate, WIDTH
     try:
-        whole, *narrow = (model_costs(problem, trial, ["macs"], width)["macs"] for width in widths)
+        return [trial.batch_size * model_costs(problem, trial, ["macs"], width)["macs"] for width in widths]
     except (Exception, SystemExit):  # the user's model may not allow such a width
-        return math.nan, math.nan
-    return [each / whole for each in narrow] if whole * trial.batch_size >= LEAST_STEP else [math.nan] * 2
+        return [math.nan] * len(widths)
 
 
 class MiddleHeat(SurrogateHeat):

@@ -41,7 +41,7 @@ KINDS_FROM, KIND_OF = "sweep/kinds-from-", "sweep/kind-of-"
 """Prefixes of the names of units that tell which trials can train as one: of several trials, or of one built again."""
 
 HEATS = "heats"
-"""Key of the unit that holds the plan of the middle heat, or None; see `MiddlePlan`."""
+"""Key of the unit that holds the plan of the middle heat, see `MiddlePlan`, or the reason why there is none."""
 
 MIDDLE_ENTERED = "middle/entered"
 """Key of the unit that lets trials enter the middle heat. Its decisions begin anew from there."""
@@ -346,7 +346,7 @@ class History(Curves):
 
     def plan_middle(self, unit: Unit) -> None:
         """Take in the plan of the middle heat, or that there is none. This must come before any trial is admitted."""
-        self.middle = None if unit.value is None else MiddlePlan(**unit.value)
+        self.middle = None if isinstance(unit.value, str) else MiddlePlan(**unit.value)
         for heat in self.heats.values():
             heat.state = self.new_state(heat.name)
 

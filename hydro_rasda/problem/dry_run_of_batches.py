@@ -225,9 +225,10 @@ def warn_of_sums(problem: Problem, trial: Trial, model: nn.Module) -> None:
     The objective is evaluated for a few examples, for two copies of them, and for four copies. A mean stays the same. A
     value that compares each example with all others may change, too, but grows differently.
     """
-    objective, batches = as_given(problem.objective), problem.val_data.in_order(trial.batch_size)
-    first = next(batches)
-    if not isinstance(objective, (Written, ByPart)) or not can_be_split(first):
+    if not isinstance(objective := as_given(problem.objective), (Written, ByPart)):
+        return
+    batches = problem.val_data.in_order(trial.batch_size)
+    if not can_be_split(first := next(batches)):
         return
     names = {"loss", *(name.partition("_")[2] for name in problem.settings.comparison.trained)}
     names |= {f"{part}_loss" for part in objective.parts} if isinstance(objective, ByPart) else set()

@@ -19,7 +19,7 @@ from functools import lru_cache, partial
 from itertools import pairwise
 from typing import TypeVar
 
-from hydro_rasda.common.argument_checks import check_int, check_mode
+from hydro_rasda.common.argument_checks import check_int, check_is, check_mode
 from hydro_rasda.schedulers.ranking import Mode, TrialT, ranked
 from hydro_rasda.schedulers.sweep_rule import Continue, Move, Stop, SweepRule
 from hydro_rasda.schedulers.sweep_state import Standing, SweepState
@@ -87,6 +87,7 @@ class Bracket(SweepRule):
     def __init__(
         self, halving: SuccessiveHalving, holds: Callable[[int], bool] | None = None, to_the_end: bool = False
     ) -> None:
+        check_is("halving", halving, SuccessiveHalving)
         self._halving, self._holds, self._to_the_end = halving, holds, to_the_end
 
     def admit(self, sweep: SweepState) -> int:
@@ -212,6 +213,7 @@ class Hyperband(SweepRule):
     """
 
     def __init__(self, halving: SuccessiveHalving) -> None:
+        check_is("halving", halving, SuccessiveHalving)
         stops, eta = halving.milestones, halving.reduction_factor
         count = len(stops)
         self.sizes = tuple(math.ceil(count * eta**s / (s + 1)) for s in range(count))

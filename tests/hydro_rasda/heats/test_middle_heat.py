@@ -65,7 +65,6 @@ Quick = Callable[..., TuneResult]
         ({"full_trainings": 1}, 64, 0.125, 1),  # eight at an eighth cost a full training
         ({"full_trainings": 1}, 64, 0.13, 0),
         ({"full_trainings": 1}, 4, 0.13, 0),  # more samples may follow
-        ({"full_trainings": 1}, 64, math.nan, 0),  # it cannot be built
         ({"full_trainings": 2}, 2, 0.08, 0),  # both train at full size
         ({"full_trainings": 1, "sweep": SweepConfig(surrogate=1 / 4)}, 64, 0.06, 0),
         ({"full_trainings": 1, "sweep": SweepConfig(surrogate=1 / 5)}, 64, 0.06, 1),
@@ -79,10 +78,24 @@ Quick = Callable[..., TuneResult]
 def test_the_heat_is_chosen_by_settings_and_counted_operations(
     settings: dict[str, Any], count: int, share: float, finalists: int
 ) -> None:
-    plan = planned(TuneConfig(**settings), count, (0.02, share))
-    assert (0 if plan is None else plan.finalists) == finalists
-    if plan is not None:
+    plan = planned(TuneConfig(**settings), count, (1e9, 2e7, share * 1e9))
+    assert (0 if isinstance(plan, str) else plan.finalists) == finalists
+    if isinstance(plan, MiddlePlan):
         assert (plan.width, plan.entrants, plan.shares) == (1 / 4, 8, (0.02, share))
+
+
+@pytest.mark.parametrize(
+    ("full_trainings", "operations", "reason"),
+    [
+        (3, (1e9, 2e7, 2e8), ""),
+        (1, (1e9, 2e7, 2e8), "a middle heat would cost 1.6 full trainings"),
+        (1, (1e8, 2e6, 2e7), "models of 1/4 of the width take about as long to train as models this small"),
+        (1, (0.0, 0.0, 0.0), "models of 1/4 of the width take about as long to train as models this small"),
+        (1, (math.nan, math.nan, math.nan), "models of 1/4 of the width cannot be built"),
+    ],
+)
+def test_if_there_is_no_heat_it_says_why(full_trainings: float, operations: tuple[float, ...], reason: str) -> None:
+    assert planned(TuneConfig(full_trainings=full_trainings), 64, operations) == reason
 
 
 # The heat by script: what each epoch gives, at each width, stands in a trial's configuration.
@@ -220,7 +233,7 @@ def test_more_samples_decide_the_heat_anew_and_train_nobody_twice(tmp_path: Path
         search(few, Heats(few))
     with closing((more := opened(tmp_path / "run")).store):
         more = Run(more.problem.with_settings(num_samples=NUMBER + 1), more.store)
-        more.history.plan_middle(more.unit(HEATS, lambda: Unit(None)))
+        more.history.plan_middle(more.unit(HEATS, lambda: Unit("")))
         assert more.history.middle is not None
         middle = MiddleHeat(more, trains := Heats(more), more.history.middle, race := Race(more, trains))
         better = {"lr": 0.1, "batch_size": 2, "final": -1.0, "middle": 1.0}
@@ -393,8 +406,8 @@ def test_elsewhere_the_finalists_race_as_ever(quick: Quick, asked: dict[str, Any
     result = quick(**ASKED | asked)
     assert result.cost.middle_epochs == 0
     assert len([trial for trial in result.trials if trial.epochs]) == 4
-    told = "a heat at 1/4 of the width does not pay for these models, or cannot be built: `full_trainings=1` trains as"
-    assert any(message.text.startswith(told) for message in result.messages) == (asked.get("model_fn") is mlp)
+    told = "no middle heat: models of 1/4 of the width cannot be built, so `full_trainings=1` trains as much as 3"
+    assert any(message.text == told for message in result.messages) == (asked.get("model_fn") is mlp)
 
 
 @pytest.mark.parametrize(("more", "there"), [(0, True), (1, False)])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,6 +61,12 @@ def test_what_diverged_is_not_promoted_even_where_places_stay_empty() -> None:
 def test_bad_input(arguments: tuple, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SuccessiveHalving(*arguments)
+
+
+@pytest.mark.parametrize("rule", [Bracket, Hyperband])
+def test_a_rule_needs_its_halving(rule: Callable[[Any], object]) -> None:
+    with pytest.raises(ValueError, match="`halving` is 3, but must be of the class SuccessiveHalving"):
+        rule(3)
 
 
 def test_before_a_rung_is_complete_one_in_rf_goes_on_however_many_are_to_be_kept() -> None:
