@@ -68,7 +68,7 @@ def planned(settings: TuneConfig, count: int, operations: Sequence[float]) -> Mi
     shares = tuple(each / whole for each in narrow)
     trainings = ENTRANTS * shares[-1] * settings.models("middle") / settings.models("race")
     if trainings > DEAREST:
-        return f"a middle heat would cost {trainings:.2g} full trainings"
+        return f"it would cost {trainings:.2g} full trainings"
     return MiddlePlan(WIDTH, ENTRANTS, finalists, shares)
 
 
