@@ -2,8 +2,8 @@
 
 Each core trains its own fused group of surrogates. Full-size trials share the cores. With every halving, the remaining
 trials get more threads (RASDA's doubling in space, on one machine). If measurements show that models do not fit memory
-together, they train one after the other. `DeviceTrainer` trains in the tuner's process. `Trainer` serves a tuner from a
-process of the device's own.
+together, they train one after the other. `DeviceTrainer` trains in the tuner's process. `Trainer` runs in a separate
+process for each device and serves the tuner.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class DeviceTrainer:
 
     Args:
         may_die: True if this process serves only this device and is replaced if it dies. A single core then trains in
-            this process, not in a fork.
+            this process, not in a fork. False if this process must survive: then tasks train in forks.
 
     Attributes:
         children: Number of processes that are forked to train at the same time; 0 if this process trains.
@@ -131,7 +131,7 @@ class DeviceTrainer:
         self._live.drop()
 
     def _is_tight(self) -> bool:
-        """Tell whether memory may be too small for a full-size model, or any other, on each core, if this is known."""
+        """Tell whether memory may be too small for a full-size model on each core; false if no memory peak is known."""
         return self.cores > 1 and self.cores * self._peaks_of("race").expected("of any kind") > self.free
 
     def _peaks_of(self, heat: HeatName, width: float | None = None) -> Peaks:
@@ -201,8 +201,8 @@ class DeviceTrainer:
     def _train_part(self, task: Task, work: Work, notify: Notify) -> Outcome:
         """Train a group, or a full-size model, in this process.
 
-        If a process died before while it trained this group, the group is split. A single trial fails if another
-        process died with it. In a fork, the crash log is empty and stays empty.
+        If earlier processes died while they trained this group, the group is split. A single trial fails if a further
+        process died while it trained the trial. In a fork, the crash log is empty and stays empty.
         """
         what = task.key if task.is_full_size else training_of(task.members, task.span.stop)
         if len(task.members) > 1 and work.doing.suspected(what):
@@ -233,7 +233,7 @@ class DeviceTrainer:
         return joined(self._settled(part, dict(forked([part]))[0], forked, deaths) for part in following)
 
     def _forked(self, tasks: Sequence[Task], work: Work, threads: int) -> Iterator[tuple[int, Any]]:
-        """Train tasks in a process each, as many at the same time as fit memory and cores, and learn what they take."""
+        """Train each task in its own process, as many at a time as memory and cores allow; record memory peaks."""
         kinds = [self._kind(task, work) for task in tasks]
         peaks = self._peaks_of(tasks[0].heat, tasks[0].width)
 
@@ -343,7 +343,7 @@ class Trainer:
         def on_epoch(epoch: int, metrics: EpochMetrics) -> None:
             self._notify(1, metrics, told_of(task, epoch, metrics))
 
-        # The state stays on the CPU: under FSDP, a rank's device may have memory for its part only.
+        # The state stays on the CPU, because under FSDP a rank's device may have memory for its part only.
         trial, state = work.trials[task.number], given.load(task.source) if task.source is not None else None
         told = work.should_stop, on_epoch
         outcome = train_target_on_ranks(self._problem, trial, task, state, place, open_store, *told)

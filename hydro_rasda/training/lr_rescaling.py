@@ -78,14 +78,15 @@ def lr_factor(growth: float, rule: Rule, optimizer: Optimizer) -> float:
 class RescaledLR:
     """Multiply an optimizer's learning rates during its steps.
 
-    Learning rate schedules do not see the change: outside `optimizer.step`, the learning rates are the user's own.
+    Schedules do not see the change, because outside `optimizer.step` the learning rates are the user's own.
 
     Step `i` after a change, counted from 0, uses `start + (target - start) * min(1, (i + 1) / warmup_steps)`.
 
     Args:
         growth: Number of workers now, divided by the number at the trial's start.
         warmup_steps: Number of optimizer steps in which the multiplier changes to its new value; 0 for no warm-up.
-        state: An earlier `state_dict`. An interrupted warm-up continues; a new multiplier starts a new warm-up.
+        state: An earlier `state_dict`: an interrupted warm-up continues, but a new multiplier starts a new warm-up.
+            None at first.
 
     Raises:
         ValueError: If `warmup_steps` is negative, or for the reasons of `lr_factor`.

@@ -123,7 +123,7 @@ class SingleLearner:
             self._joint = Joint(model, objective)
             split(self._joint, shard.world, next(model.parameters()).device)
         elif shard.world > 1:
-            # Steps may use different parameters, as with stochastic depth.
+            # DDP must look for unused parameters, because steps may use different ones, as with stochastic depth.
             self._joint = DistributedDataParallel(Joint(model, objective), find_unused_parameters=True)
         self._weight = 1.0
         if self._joint is not None:
@@ -223,8 +223,8 @@ class SingleLearner:
         """Describe the next gradients to the measurement of gradient noise.
 
         Args:
-            own: This rank's sum of example weights, and `mean`, the mean of the sums over the ranks; None if all
-                examples have the same weight.
+            own: This rank's sum of example weights; None if all examples have the same weight.
+            mean: The mean of these sums over the ranks; None if `own` is None.
         """
         if self.noise is not None:
             scale = None if self._scale is None else self._scale.scale_K
@@ -283,8 +283,8 @@ class SingleLearner:
         They are the same on all ranks; after an evaluation, all ranks have the buffers of rank 0. If the model is
         split, all ranks must call this method together, and only rank 0 gets the tensors.
 
-        "model" has the last step's weights, or those that the optimizer evaluates with; see `weights_of`. If epochs are
-        remembered, "best" is the kept one; see `bettered`. If weights are averaged, "average" is the state of the
+        "model" has the last step's weights, or those that the optimizer evaluates with; see `weights_of`. If an epoch
+        was remembered, "best" is its entry; see `bettered`. If weights are averaged, "average" is the state of the
         average.
         """
         more: dict[str, Any] = {} if self._best is None else {"best": self._best}
@@ -327,7 +327,8 @@ class SingleLearner:
 def weights_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
     """Return the weights for evaluation as "model".
 
-    An optimizer such as Schedule-Free trains other weights than it evaluates. These are added as "trained".
+    An optimizer such as Schedule-Free trains other weights than it evaluates. The trained weights are added as
+    "trained".
     """
     if not has_modes(optimizer):
         return {"model": model.state_dict()}
