@@ -38,8 +38,7 @@ from hydro_rasda.processes.temporary_folders import lives, remove_left
 IDLE_S = 60.0
 _TICK_MS = 1000
 _SILENT_S = 5.0
-"""If the client that sends a function is silent for this number of seconds, the function's next client sends it
-instead."""
+"""If the client that sends a function is silent for this number of seconds, the next client sends the function."""
 _KEPT_PAYLOADS = 2
 
 
@@ -269,7 +268,8 @@ def main() -> None:
         os._exit(0)
     os.setsid()
 
-    # A process's first optimizer imports torch's compiler. In each rank, that would take longer than anything else.
+    # A process's first optimizer imports torch's compiler. In each rank, that would take longer than anything else. So
+    # the server imports it once.
     import torch._dynamo  # noqa: F401
 
     import hydro_rasda.backends.ray.rank_worker  # noqa: F401
