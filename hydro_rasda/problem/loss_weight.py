@@ -1,4 +1,4 @@
-"""Find the weight of a mean loss, such as the number of its targets, from its calls of torch's losses."""
+"""Find the weight of a mean loss, such as its number of targets, by recording the calls of torch's losses."""
 
 from __future__ import annotations
 
