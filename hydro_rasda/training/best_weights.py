@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from hydro_rasda.settings.config import Mode
 
 TOLERANCE = 0.01
-"""The kept epoch may be worse than the best one by this share of the gain since the first epoch.
+"""The kept epoch's score may be worse than the best one by this share of the gain.
 
-The best of many noisy scores is partly luck, and later weights are better trained. On recorded trainings
-(`benchmarks/results/replay_notes.md`) the models handed back have better test scores with any tolerance from 0.5 to 2 %
-than without one.
+The gain is the improvement from the first epoch's score to the best one. The best of many noisy scores is partly luck,
+and later weights are better trained. On recorded trainings (`benchmarks/results/replay_notes.md`) the models handed
+back have better test scores with any tolerance from 0.5 to 2 % than without one.
 """
 FAR_OFF = 10.0
 """The gain is limited to this many times the best score.

@@ -46,7 +46,7 @@ class Work:
 
     Attributes:
         load: Returns an earlier task's checkpoint by its key, on the device.
-        should_stop: Asked after each epoch.
+        should_stop: Called after each epoch. Training stops if it returns True.
         notify: Called with the number of epochs (summed over the models that train as one), the metrics after them,
             and the journal's entry for an epoch of a full-size model (`told_of`).
         doing: The crash log of this process. It names the task that trains in this process, not in a fork.
@@ -109,10 +109,10 @@ class DeviceTrainer:
     def plan(
         self, kinds: Mapping[str, Sequence[Trial]], seconds: float = math.inf, width: float | None = None
     ) -> dict[str, Widths]:
-        """Choose for each kind how many trials a core's group has, within `seconds`; see `planned_widths`.
+        """Choose how many trials of each kind a core's group has; `seconds` is the time left, as in `planned_widths`.
 
         Args:
-            width: The width ratio of a middle heat's surrogates, as in `Task`.
+            width: The width ratio of a middle heat's surrogates, as in `Task`; None in the sweep.
         """
         self.forget_group()
         peaks, free, tight = self._peaks_of("sweep" if width is None else "middle", width), self.free, self._is_tight()
@@ -135,7 +135,7 @@ class DeviceTrainer:
         return self.cores > 1 and self.cores * self._peaks_of("race").expected("of any kind") > self.free
 
     def _peaks_of(self, heat: HeatName, width: float | None = None) -> Peaks:
-        """Return the memory that models of a heat take; `width` is as in `Task`."""
+        """Return the memory peaks of a heat's models; `width` is as in `Task`."""
         if heat not in self._peaks:
             self._peaks[heat] = Peaks(self._problem.at_width(width), heat)
         return self._peaks[heat]
@@ -146,15 +146,15 @@ class DeviceTrainer:
         return self._paces[heat]
 
     def train(self, tasks: Sequence[Task], work: Work, devices: int = 1) -> Generator[Finished, None, None]:
-        """Train one task of fused groups, or full-size models, of which `cores` train at the same time.
+        """Train one task of fused groups, or several full-size models; `cores` of them train at the same time.
 
         Args:
-            devices: Number of devices, this one included, that share the trials of the tasks' milestone.
+            devices: Number of devices, this one included, that share the trials with the same milestone.
 
         Yields:
-            Each task when it is done. Models that train at the same time divide the wall time among them. A task of the
-            user's own loop is yielded in parts, a trial each, so that no trial waits for another. Parts and tasks that
-            have not begun when time is over, or when a score is good enough, are left out.
+            Each task when it is done. The wall time of models that train at the same time is divided among them. A task
+            of the user's own loop is yielded in parts, a trial each, so that no trial waits for another. Parts and
+            tasks that have not begun when time is over, or when a score is good enough, are left out.
         """
         if self._problem.is_own(tasks[0].heat):
             tasks = [part for task in tasks for part in ([task] if task.is_full_size else task.apart())]
@@ -177,7 +177,7 @@ class DeviceTrainer:
         return joined(self._settled(part, outcomes[i], forked, deaths) for i, part in enumerate(tasks))
 
     def _train_models(self, tasks: Sequence[Task], work: Work, devices: int) -> Iterator[Finished]:
-        """Train full-size models, or own loops, at the same time; with fewer models, each has more threads."""
+        """Train full-size models, or models of the user's own loop, at the same time. Fewer models get more threads."""
         self.forget_group()
         if not self.children:
             yield from (Finished(task, self._train_part(task, work, work.notify)) for task in tasks)
@@ -257,7 +257,7 @@ class DeviceTrainer:
         peaks.keep(self.free / self.cores)
 
     def _at_once(self, tasks: Sequence[Task], work: Work) -> int:
-        """Return how many of these tasks may begin at the same time, by memory alone."""
+        """Return how many of these tasks may begin at the same time, as far as memory allows."""
         peaks = self._peaks_of(tasks[0].heat, tasks[0].width)
         jobs = [Job(task.key, peaks.expected(*self._kind(task, work)), 0.0, 0.0) for task in tasks]
         return len(beside(jobs, Room("", self.free, self.cores)))
@@ -289,7 +289,7 @@ class Given:
 
     Attributes:
         load: Returns an earlier task's checkpoint by its key, on the CPU.
-        seconds: The time that the task may take.
+        seconds: Seconds that the task may take.
         devices: Number of devices that share the full-size trials.
     """
 
@@ -322,7 +322,7 @@ class Trainer:
         self._device = DeviceTrainer(self._problem, may_die=True, share=share)
 
     def describe(self) -> tuple[str, int, str]:
-        """Return `Device.machine`, `Device.cores` and the device's node, which is "" here."""
+        """Return the device's `machine` and `cores`, as in `DeviceTrainer`, and its node, which is "" here."""
         return self._device.machine, self._device.cores, ""
 
     def plan(

@@ -1,4 +1,4 @@
-"""One full-size model on several ranks: how they find each other, split its parameters, and share BatchNorm statistics.
+"""Train one full-size model on several ranks: let them meet, split its parameters, and average BatchNorm statistics.
 
 Ranks meet through a file on their machine, or through a store on the network. If a model is split (FSDP2,
 `torch.distributed.fsdp.fully_shard`), each rank holds a shard of every parameter, gradient and optimizer state. While a
@@ -87,7 +87,7 @@ def split(module: nn.Module, world: int, device: torch.device) -> None:
     gathered while the module computes.
 
     Args:
-        module: On its device, with the same weights on all ranks. Only its `forward` may use its parameters.
+        module: A module on its device, with the same weights on all ranks. Only its `forward` may use its parameters.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard

@@ -164,7 +164,7 @@ class FusedLearner:
         """Evaluate each model of the trials on its own batch.
 
         Args:
-            batches: One for each model of a trial; None for a model that has no batch left.
+            batches: A batch for each model of a trial; None for a model that has no batch left.
 
         Returns:
             For each model of a trial, the metrics [T] of T trials; None if the model had no batch.

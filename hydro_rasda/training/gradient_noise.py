@@ -1,4 +1,4 @@
-"""The gradient noise scale: the batch size beyond which each example teaches clearly less.
+"""The gradient noise scale: the batch size beyond which each further example helps clearly less.
 
 McCandlish et al., "An empirical model of large-batch training" (2018), section 2.2 and appendix A.1.
 """
@@ -65,7 +65,8 @@ class GradientNoise:
         self._first: tuple[Tensor, float] | None = None
         if isinstance(model, DistributedDataParallel):
             self._world = dist.get_world_size()
-            # DDP refuses an annotation of the hook's arguments other than the exact class; a lambda has none.
+            # DDP refuses a hook with other annotations of its arguments than the exact class. A lambda has no
+            # annotations.
             model.register_comm_hook(self, lambda noise, bucket: noise._average(bucket))
 
     @property

@@ -48,7 +48,7 @@ class LiveGroup:
         self._learner: FusedLearner | None = None
 
     def put(self, key: str, group: Group, trials: Mapping[int, Trial], learner: FusedLearner) -> None:
-        """Keep the group that the task `key` trained to its end."""
+        """Keep the group that the task `key` has trained."""
         learner.optimizer.zero_grad()
         self._key, self._group, self._learner = key, group, learner
         self._trials = {number: trials[number] for number in group.members}
@@ -111,7 +111,7 @@ def train_group(
     on_epoch: OnEpoch = lambda epoch, metrics: None,
     live: LiveGroup | None = None,
 ) -> Outcome:
-    """Train a group to its milestone, fused. If vmap cannot run the model, members train one after another.
+    """Train a group to its milestone as one fused model. If vmap cannot run the model, members train one by one.
 
     If members have not trained together before, the group is first compared with each member alone on one batch.
 

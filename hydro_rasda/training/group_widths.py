@@ -55,7 +55,7 @@ from hydro_rasda.training.lr_and_decay_by_parameter import multipliers, optimize
 COMPILED_FROM = 300.0
 """Compiled steps are tried if training from one milestone to the next takes at least this many seconds.
 
-Compiling a small model's step takes 10 to 30 seconds, so little is lost if compiled steps are no faster.
+Compiling a small model's step takes 10 to 30 seconds. This loss is small if compiled steps are no faster.
 """
 
 MEASURED_FROM = 2000

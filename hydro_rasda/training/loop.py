@@ -38,10 +38,10 @@ def train_epochs(
 
     Training ends before `span.stop` if no member has a finite loss, or if `should_stop()` is true after an epoch.
 
-    On several ranks, every rank calls this function, and trains and validates on its share of the data. All ranks yield
-    the same metrics, which are exact means over all examples that count, and stop together. The model learns as in one
-    process with the same batch size, with two exceptions. Each rank draws its own random numbers, and BatchNorm
-    normalizes by the rank's share of a batch. BatchNorm's running statistics are means over the ranks.
+    On several ranks, every rank calls this function, and trains and validates on its share of the data. All ranks stop
+    together and yield the same metrics, which are exact means over all examples. The model learns as in one process
+    with the same batch size, with two exceptions. Each rank draws its own random numbers, and BatchNorm normalizes by
+    the rank's share of a batch. BatchNorm's running statistics are means over the ranks.
 
     Args:
         learner: K models, or one rank of a single model. If a trial trains several models in the sweep, they lie side
@@ -113,7 +113,7 @@ def _of_better_weights(metrics: EpochMetrics, settings: TuneConfig, at_end: bool
 
 
 def _validated(learner: Learner, problem: Problem, batch_size: int, averaged: bool = True) -> EpochMetrics:
-    """Return the validation metrics over all ranks, of averaged weights or of the last step's weights.
+    """Return the validation metrics over all ranks; `averaged` is as in `Learner.evaluating`.
 
     With folds, each model of a trial is validated on its own examples.
     """

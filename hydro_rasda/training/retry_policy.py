@@ -1,4 +1,4 @@
-"""Rules for what to retry after a training raised an error or its process died, on any backend."""
+"""Rules of all backends for retries after a training raised an error or its process died."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Learner(Protocol):
         """Take one training step: forward, backward, update.
 
         Args:
-            epoch: The time in epochs, fractions included.
+            epoch: The time since the start of the training in epochs, with a fraction.
             steps: Number of steps in an epoch; 1 if it is unknown.
 
         Returns:
@@ -183,7 +183,7 @@ class SingleLearner:
     def _take_turn(self, part: str, batch: Batch, weight: float) -> dict[str, Tensor]:
         with moving(part, self.model, dict(self.model.named_parameters()) if part else {}):
             metrics = self._backward(part, batch, weight)
-        make_dense(self.model.parameters())  # as in a fused group: few optimizers take sparse gradients
+        make_dense(self.model.parameters())  # as in a fused group, because few optimizers take sparse gradients
         scale = self._scale
         takes = None if scale is None else scale.unscale_module(self.model)
         max_norm = read(self._config, "grad_clip")
@@ -250,7 +250,7 @@ class SingleLearner:
 
     @contextmanager
     def evaluating(self, averaged: bool = True) -> Iterator[None]:
-        """See `Learner`; all ranks must enter it."""
+        """See `Learner`; all ranks must enter the context."""
         self.train_mode(False)
         if averaged and self._average is not None and self._average.differs:
             with self._average.in_place():

@@ -221,7 +221,7 @@ def train_own(
 
 @contextlib.contextmanager
 def _in_one_process() -> Iterator[None]:
-    """End a process that the user's function forked when it leaves the function, before it runs the library's code."""
+    """If the user's function forks, end the child where it leaves that function, so that it runs no library code."""
     here = os.getpid()
     try:
         yield
@@ -231,7 +231,7 @@ def _in_one_process() -> Iterator[None]:
 
 
 def train_own_on_rank(worker: SpanWorker) -> None:
-    """Call the user's function on one rank, from the worker's last checkpoint; it returns, or `Over` is raised.
+    """Call the user's function on one rank, from the worker's last checkpoint; the function returns or raises `Over`.
 
     If the checkpoint comes from a sweep in which the function returned early, the function is not called again.
     """

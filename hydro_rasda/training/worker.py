@@ -110,7 +110,7 @@ class Worker:
             settings: The other arguments of the class, such as `lr`.
 
         Raises:
-            ValueError: If no rule is known for how learning rates of this class change with the width.
+            ValueError: If no rule is known that scales the learning rates of this class with the width.
 
         >>> optimizer = worker.optimizer(model, torch.optim.AdamW, lr=worker.config["lr"])  # doctest: +SKIP
         """
