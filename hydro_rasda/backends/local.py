@@ -38,8 +38,8 @@ class LocalBackend:
             there are none. If a device is listed twice, it has two processes, each with half of its memory. They share
             a GPU through NVIDIA's Multi-Process Service if that is installed (as in `pack`).
         memory: Bytes of a CPU's memory for everything that trains at the same time, in addition to the tuner's own
-            memory. None: 90 % of the free memory, within the cgroup's limit. Trainings that were measured to fit run
-            side by side.
+            memory. None: 90 % of the free memory, within the cgroup's limit. If measurements show that several
+            trainings fit, they run side by side.
         loader_workers: Processes that load batches of a Dataset ahead, for each model or group in training, as
             `num_workers` of a DataLoader. None: up to 4 for a GPU, none for a CPU, whose cores train models. Data that
             cannot be pickled, such as those with a connection, get none. The number does not change the batches.

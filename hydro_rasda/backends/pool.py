@@ -156,7 +156,7 @@ class DevicePool:
         """End a meeting that the ranks no longer need."""
 
     def _capacity(self) -> int:
-        """Return the number of devices, including those whose process is being replaced."""
+        """Return the number of devices, without late ones, but with those whose process is being replaced."""
         return max(1, self._count - len(self._late))
 
     def _is_lost(self, device: int) -> bool:

@@ -1,7 +1,8 @@
 """Several devices of this machine, each with a process of its own.
 
 The processes are started anew, because CUDA does not survive a fork. They do not run the user's script. The problem is
-sent by cloudpickle, with functions of scripts and notebooks. The data are in one file, which all processes map.
+sent by cloudpickle, which includes functions of scripts and notebooks. The data are in one file, which all processes
+map.
 """
 
 from __future__ import annotations

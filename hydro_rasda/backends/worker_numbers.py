@@ -20,8 +20,8 @@ class WorkerNumbers:
     """The numbers of workers of a run's full-size trials.
 
     Args:
-        grows: If `race.workers` is 1 and `race.max_workers` is None: True if trials grow nevertheless, False if they
-            keep one worker.
+        grows: True if trials grow even if `race.workers` is 1 and `race.max_workers` is None; False if they then keep
+            one worker.
 
     Attributes:
         asked: True if trials may have several workers.

@@ -269,7 +269,7 @@ class RayBackend:
 
 @contextlib.contextmanager
 def _connected(address: str | None) -> Iterator[None]:
-    """Connect this process to the cluster, or to one started for it, within the context."""
+    """Within the context, connect this process to the cluster at `address`, or to a new one if `address` is None."""
     if ray.is_initialized():
         require(address is None, "address", address, "None: this process is connected to Ray already")
         yield

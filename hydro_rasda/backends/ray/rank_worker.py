@@ -34,7 +34,7 @@ class RankWorker(Worker):
         super().__init__({**job, "workers": self._workers}, data, device, saved or None)
         self._job, self._connection = job, connection
         self._reported: dict[str, float] = dict(saved.get("reported", {}))
-        """Maps each metric to the time of its last report."""
+        """Maps each metric to the value of `time_attr` at its last report."""
         self._due = False
 
     def report(self, metrics: Mapping[str, Any], state: Saving = None, *, final: bool = False) -> None:
@@ -43,7 +43,7 @@ class RankWorker(Worker):
         super().report(metrics, state, final=final)
 
     def _saves_at(self, metrics: Mapping[str, Any]) -> bool:
-        """Return whether this report needs a checkpoint: the trial may pause, it ends, or it saves for safety.
+        """Return whether this report needs a checkpoint: the trial may pause or end here, or saves for safety.
 
         The metric that decides is not known here. So the first report of any metric since a milestone counts.
         """

@@ -46,10 +46,10 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         reduction_factor: `rf`: one in `rf` trials survives a milestone.
         scaling_factor: `sf`: the factor by which a survivor's workers and the time to the next milestone grow.
             Milestones are at `grace_period * sf**k` (the paper's eq. 3), where ASHA's are at `grace_period * rf**k`.
-        workers: Workers of a new trial.
+        workers: Number of workers of a new trial.
         resources_per_worker: Resources of a worker, as Ray names them. None for the first bundle of the first trial,
             given by `tune.with_resources` for example. Ray's default is one CPU.
-        max_workers: Most workers of a trial; None for all that the cluster holds.
+        max_workers: Largest number of workers of a trial; None for all that the cluster holds.
         metric: A key that trials report; None for that of `TuneConfig`.
         mode: "min" or "max"; None for that of `TuneConfig`.
         time_attr: The key that counts iterations in a report; its value is a growing integer. "a/b" names the key "b"
@@ -67,7 +67,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         batch_over_noise: With "efficient", the largest global batch of a survivor, in units of its noise scale; inf
             accepts any.
         autoscale_wait_s: Longest wait in seconds of a survivor for Ray's autoscaler, if it is due more workers than the
-            nodes hold. Afterwards it continues with the workers that there are. 0 does not ask the autoscaler.
+            nodes hold. Afterwards it continues with the workers that the nodes hold. 0 does not ask the autoscaler.
         brackets: As for `ASHAScheduler`, but only 1 is allowed.
         stop_last_trials: As for `ASHAScheduler`, but only True is allowed: a trial ends at `max_t`.
 

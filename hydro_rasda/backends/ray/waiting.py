@@ -1,7 +1,7 @@
 """Trials of a Ray Tune experiment that wait for workers or for their cohort, and the workers that they are granted.
 
-A trial's cohort is the set of trials on their way to the same milestone; see `MilestoneBarrier`. Ray asks its scheduler
-many times a second, in every turn of its loop, even if no trial reports. So waits end on time.
+A trial waits at a milestone for its cohort: trials that will soon reach the same milestone; see `MilestoneBarrier`. Ray
+asks its scheduler many times a second, in every turn of its loop, even if no trial reports. So waits end on time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class WaitingQueue:
         self._paused: defaultdict[tuple[int, int], list[tuple[int, str, Trial]]] = defaultdict(list)  # heaps, by kind
         self._holding: dict[str, Trial] = {}
         self._started: dict[str, tuple[float, int]] = {}
-        self._took: defaultdict[int, list[float]] = defaultdict(list)  # by rung, in rising order
+        self._took: defaultdict[int, list[float]] = defaultdict(list)  # maps a rung to its times, in rising order
         self._count = 0
 
     def join(self, trial: Trial, place: int | None = None) -> None:
