@@ -1,4 +1,4 @@
-"""Split data whose examples have indices into the batches of an epoch, and each batch into the ranks' shares."""
+"""Split indexed data into the batches of an epoch, and each batch into the shares of the ranks."""
 
 from __future__ import annotations
 

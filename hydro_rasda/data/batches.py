@@ -114,7 +114,7 @@ class Batches(Protocol):
         ...
 
     def steps(self, batch_size: int) -> int | None:
-        """Return the number of batches per epoch; None if only reading an epoch can tell."""
+        """Return the number of batches per epoch; None if it is unknown until an epoch is read."""
         ...
 
     def on(self, device: torch.device) -> Batches:

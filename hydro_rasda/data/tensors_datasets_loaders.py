@@ -96,7 +96,7 @@ def from_bytes(packed: Bytes) -> Tensor:
 
 
 MOST_WORKERS = 4
-"""Most worker processes that load data for one model on a GPU, by default."""
+"""By default, at most this number of worker processes load data for one model on a GPU."""
 
 
 class DatasetBatches(IndexedBatches):
@@ -198,8 +198,8 @@ class LoaderBatches:
     def epoch(self, batch_size: int, epoch: int) -> Iterator[Batch]:
         """Yield the batches of a loader, at most as many as its length, because a loader may never end.
 
-        The loader is seeded, so that it shuffles alike for every trial. Batches are copied, because a loader may keep
-        its batches.
+        The loader is seeded, so that it shuffles in the same way for every trial. Batches are copied, because a loader
+        may keep its batches.
         """
         made: list[Iterable[Batch]] = []
 
