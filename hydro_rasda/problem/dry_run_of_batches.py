@@ -285,7 +285,7 @@ def warn_of_broadcasting(problem: Problem, trial: Trial, model: nn.Module) -> No
 def _losses_and_shapes(
     problem: Problem, model: nn.Module, batches: Sequence[Batch]
 ) -> tuple[list[Tensor], set[tuple[int, ...]]]:
-    """Return the loss of each batch in evaluation mode, and the shapes of the model's outputs; () if no tensor."""
+    """Return each batch's loss in evaluation mode, and the shapes of the model's outputs; () if one is not a tensor."""
     shapes = set[tuple[int, ...]]()
     handle = model.register_forward_hook(
         lambda module, inputs, output: shapes.add(tuple(output.shape) if isinstance(output, Tensor) else ())
@@ -350,7 +350,7 @@ def check_finite(problem: Problem, trial: Trial, model: nn.Module, found: Mappin
     """Raise Misfit if the training loss is finite on no batch, or the metric on no batch and for no model.
 
     A loss may rightly be NaN for a batch whose targets are all ignored. A metric such as a correlation may be NaN for
-    an untrained model that predicts the same for all examples; so models of random weights are tried, too.
+    an untrained model that predicts the same for all examples. So models with random weights are tried, too.
     """
     metric, loss = problem.settings.metric, found["train_loss"]
     if not (math.isfinite(loss) or _is_finite(problem, trial, model, "train_loss")):

@@ -53,7 +53,7 @@ class OptimizerSettings:
 
 
 GivenObjective = Callable[..., Mapping[str, Tensor]] | Mapping[str, Callable[..., Mapping[str, Tensor]]]
-"""An objective as users pass it: a function of (model, batch) or (model, batch, config), or one for each model part."""
+"""An objective as users pass it: a function of (model, batch) or (model, batch, config), or a dict of these by part."""
 
 LossFn = Callable[..., Tensor]
 """`loss_fn(output [N, ...], target [N, ...]) -> scalar`, such as those of `torch.nn.functional`."""
@@ -293,7 +293,7 @@ def _of_torch(loss_fn: LossFn) -> bool:
 def _mixes(loss_fn: Callable[..., Tensor], output: Tensor, target: Tensor) -> bool:
     """Return whether a loss compares each output with all targets, so that the targets' order does not matter.
 
-    The loss is called with random values, because the outputs of a zero-initialized readout are all equal.
+    The loss is called with random values, because the outputs of a zero-initialized output layer are all equal.
     """
     if target.ndim == 0 or len(target) < 2:
         return False

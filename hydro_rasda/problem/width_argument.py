@@ -52,7 +52,7 @@ def _is_ratio(p: inspect.Parameter) -> bool:
 
 
 def about_width_argument(model_fn: Callable[..., nn.Module]) -> str | None:
-    """Return a line for users if an argument was, or might have been, taken as the width ratio; otherwise None."""
+    """Return a line that tells users which argument is, or could be, the width ratio; None if there is no doubt."""
     form, parameters = width_form(model_fn), list(inspect.signature(model_fn).parameters.values())
     if form == "named":
         return None
@@ -83,7 +83,7 @@ def check_width_argument(argument: str, model_fn: Any, surrogate: float) -> None
 def check_second_argument(model_fn: Any, keys: Container[str]) -> None:
     """Raise ValueError if a model function takes hyperparameters one by one.
 
-    Its second argument would be taken as the width ratio.
+    Otherwise, its second argument would be taken as the width ratio.
     """
     if width_form(model_fn) != "second":
         return
