@@ -1,9 +1,9 @@
 """Branches of a search space, and sampling of configurations as by Ray Tune's `generate_variants`.
 
-A `choice` between mappings is a branching: the items of the chosen mapping, a branch, join the configuration.
-`{"model": choice([{"optimizer": "sgd", "momentum": uniform(0.5, 0.99)}, {"optimizer": "adamw"}])}` gives configurations
-with the key `optimizer` and, only for SGD, `momentum`. The key `model` names the choice, and no configuration has it.
-Branches may contain branches.
+A `choice` between mappings is a branching, and each mapping is a branch. The items of the chosen branch become part of
+the configuration. `{"model": choice([{"optimizer": "sgd", "momentum": uniform(0.5, 0.99)}, {"optimizer": "adamw"}])}`
+gives configurations with the key `optimizer` and, only for SGD, `momentum`. The key `model` names the choice, and no
+configuration has it. Branches may contain branches.
 """
 
 from __future__ import annotations

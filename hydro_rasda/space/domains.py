@@ -253,7 +253,7 @@ def _own(value: Any) -> Any:
 def is_a(value: object, *kinds: str) -> bool:
     """Return whether a value is a domain of a kind: "Float", "Integer", "Categorical", "Function", or any "Domain".
 
-    It does not import Ray Tune: a value can be a Ray Tune domain only if Ray Tune is already loaded.
+    It does not import Ray Tune, because a value can be a Ray Tune domain only if Ray Tune is already loaded.
     """
     homes = [sys.modules[name] for name in (__name__, _RAYS) if name in sys.modules]
     return isinstance(value, tuple(getattr(home, kind) for home in homes for kind in kinds))

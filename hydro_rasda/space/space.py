@@ -68,9 +68,9 @@ def check_space(space: object, num_samples: int = 1, strategy: str | None = "ddp
             so that the library reads no key.
 
     Raises:
-        ValueError: If `space` is not a mapping with string keys, has no domain, or a value that cannot be copied. If a
-            domain has reversed bounds, or a quantum that is not above 0. If a grid or a choice is not a list, or has
-            too many points. If a key that the library reads can take a value that breaks its rule.
+        ValueError: If `space` is not a mapping with string keys, has no domain, or has a value that cannot be copied.
+            If a domain has reversed bounds, or a quantum that is not above 0. If a grid or a choice is not a list, or
+            has too many points. If a key that the library reads can take a value that breaks its rule.
     """
     require(isinstance(space, Mapping), "space", space, "a mapping of names to domains")
     assert isinstance(space, Mapping)
