@@ -18,7 +18,8 @@ from hydro_rasda.data.batches import Batch, Batches, batch_length
 SECONDS = 5.0
 """Seconds to read each of the two data sets.
 
-Data in memory are read as a whole. If other data take longer, only their start and their last batch are read.
+Data in memory are read as a whole. If other data take longer, only their start is read, and their last batch if they
+have indices.
 """
 
 
