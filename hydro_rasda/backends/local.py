@@ -37,9 +37,9 @@ class LocalBackend:
         device: Devices to train on: one, or a list such as `["cuda:0", "cuda:1"]`. None for all GPUs, or the CPU if
             there are none. If a device is listed twice, it has two processes, each with half of its memory. They share
             a GPU through NVIDIA's Multi-Process Service if that is installed (as in `pack`).
-        memory: Bytes of a CPU's memory for everything that trains at the same time, in addition to the tuner's own.
-            None: 90 % of the free memory, within the cgroup's limit. Trainings that were measured to fit run side by
-            side.
+        memory: Bytes of a CPU's memory for everything that trains at the same time, in addition to the tuner's own
+            memory. None: 90 % of the free memory, within the cgroup's limit. If measurements show that several
+            trainings fit, they run side by side.
         loader_workers: Processes that load batches of a Dataset ahead, for each model or group in training, as
             `num_workers` of a DataLoader. None: up to 4 for a GPU, none for a CPU, whose cores train models. Data that
             cannot be pickled, such as those with a connection, get none. The number does not change the batches.
@@ -76,7 +76,7 @@ class LocalBackend:
 
     @property
     def device(self) -> torch.device:
-        """The device of this process; with several devices the CPU, from whose memory the problem is sent to them."""
+        """The only device; with several devices the CPU, because the problem is sent to them from its memory."""
         return self.devices[0] if len(self.devices) == 1 else torch.device("cpu")
 
     @contextmanager
@@ -87,7 +87,7 @@ class LocalBackend:
             require(self._asked is None, "device", self._asked, rule)
             devices = devices[:1]
         if len(devices) == 1:
-            # The user's code may name "cuda" and mean this device.
+            # Within this context, "cuda" in the user's code means this device.
             where = torch.cuda.device(devices[0]) if devices[0].type == "cuda" else nullcontext()
             with where, closing(LocalDevice(run, devices[0], self._memory)) as one:
                 yield one
@@ -112,7 +112,7 @@ class LocalDevice:
 
     def idle(self, task: Task | None = None) -> Sequence[int]:
         beside = task is not None and all(one.is_full_size for one in (task, *self._tasks))
-        # Trainings of the user's own loop may differ in length: each begins as soon as another one has ended.
+        # Trainings of the user's own loop may differ in length, so each begins as soon as another one has ended.
         most = 1 if not beside else math.inf if self._problem.is_own("race") else self._device.cores
         return [0] if self._training is None and len(self._tasks) < most else []
 
@@ -120,7 +120,7 @@ class LocalDevice:
         return bool(self._tasks)
 
     def speed(self, device: int, kind: str) -> None:
-        """Return None: there is no other device to compare with."""
+        """Return None, because there is no other device to compare with."""
 
     def machine(self, device: int) -> str:
         return self._device.machine
@@ -147,7 +147,7 @@ class LocalDevice:
         self._left.update(task.members)
 
     def finished(self) -> Sequence[Finished]:
-        """Return the next task, or part of a task, that is done; an empty list if the others do not begin any more."""
+        """Return the next task, or part of a task, that is done; an empty list if the remaining ones will not begin."""
         if self._training is None:
             self._training = self._device.train(list(self._tasks), self._work(self._tasks[0].heat))
         finished = next(self._training, None)

@@ -1,4 +1,4 @@
-"""A pool of devices with processes of their own, independent of how these are started and sent their work."""
+"""A pool of devices, each with a process of its own. Subclasses start the processes and pass messages to them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Answer(Protocol):
 
 
 class DeviceProcess(Protocol):
-    """A process that holds a `Trainer` and does one thing after another."""
+    """A process that holds a `Trainer` and carries out one request after another."""
 
     def ask(self, method: str, *arguments: Any) -> Answer:
         """Let the process call a method of its trainer. This returns at once."""
@@ -46,27 +46,27 @@ class DeviceProcess(Protocol):
 
 
 LOOK_S = 0.5
-"""Seconds that `finished` waits before its caller can look at the clock."""
+"""`finished` waits at most this number of seconds, so that its caller can check the time."""
 
 ARRIVAL_S = 60.0
 """If no further device arrives for this number of seconds, the pool begins without the missing ones."""
 
 _LAST_WORDS_S = 3.0
-"""Seconds that the other ranks have to report what happened, once one rank has failed."""
+"""After one rank has failed, the other ranks have this number of seconds to report what happened."""
 
 _Ending = Sequence[Finished] | str
-"""The tasks that a device has finished, or what ended its process."""
+"""The tasks that a device has finished, or a text that says what ended its process."""
 
 
 @dataclass
 class _Work:
-    """Tasks that train on one device, or one full-size trial on several.
+    """Tasks that train on one device, or one full-size trial that trains on several devices.
 
     Attributes:
         devices: The numbers of the devices. If there are several, their order is that of the ranks.
         meeting: The address at which several ranks find each other.
         endings: Map each device that is done to its ending.
-        lost: True if a machine has ended, and one of the devices with it.
+        lost: True if a machine has ended that holds one of the devices.
     """
 
     tasks: Sequence[Task]
@@ -77,7 +77,7 @@ class _Work:
 
     @property
     def failed(self) -> bool:
-        """True if a process has died, or if a rank has raised for which others wait."""
+        """True if a process has died, or if one of several ranks has raised an error, so that others wait for it."""
         for ending in self.endings.values():
             if isinstance(ending, str) or (len(self.devices) > 1 and any(of.outcome.error for of in ending)):
                 return True
@@ -94,13 +94,13 @@ class _OpenDevice:
     answer: Answer | None
     """The answer that its work will give; None if it is idle."""
     work: _Work | None = None
-    """The work that it trains; None while a new process is to describe itself, and if it is idle."""
+    """The work that it trains; None if it is idle, or if its new process has not described itself yet."""
     machine: str = ""
     cores: int = 1
     node: str = ""
     """The node of the device, if a backend has several."""
     heard: float = 0.0
-    """The time at which its work began, or of the last message about it."""
+    """The time of the last message about its work; before any message, the time at which the work began."""
 
     @property
     def arrives(self) -> bool:
@@ -129,11 +129,11 @@ class DevicePool:
         self._given: dict[int, list[Task]] = {}  # tasks to train at the same time, which have not begun
         self._next: list[Task] = []  # tasks to begin first: their process died, or they wait for several devices
         self._deaths = Deaths()
-        # One for each kind of groups: another kind may rightly take a thousand times as long.
+        # One for each kind of groups, because another kind may rightly take a thousand times as long.
         self._paces: dict[str, HangDetector] = {}
         self._never_came = 0
         self._met = False
-        self._late: set[int] = set()  # devices that had not arrived when the pool began, and have not since
+        self._late: set[int] = set()  # devices that had not arrived when the pool began, and still have not
         self._warnings = RelayedWarnings()
 
     def _process(self, device: int) -> DeviceProcess:
@@ -156,7 +156,7 @@ class DevicePool:
         """End a meeting that the ranks no longer need."""
 
     def _capacity(self) -> int:
-        """Return the number of devices, including those whose process is being replaced."""
+        """Return the number of devices, without late ones, but with those whose process is being replaced."""
         return max(1, self._count - len(self._late))
 
     def _is_lost(self, device: int) -> bool:
@@ -172,7 +172,7 @@ class DevicePool:
         return _OpenDevice(process, process.ask("describe"))
 
     def _meet(self) -> None:
-        """Wait once until all devices have arrived, or no more come: otherwise the first device would take all work."""
+        """Wait once until all devices have arrived, or no more come, so that the first one does not take all work."""
         if self._met:
             return
         self._met = True
@@ -199,22 +199,22 @@ class DevicePool:
         return more + self._free()
 
     def _free(self) -> list[int]:
-        """Return the devices that are idle, have no task, and are reserved for none."""
+        """Return the devices that are idle, have no task and are not reserved."""
         held = {number for work in self._under_way for number in work.devices}.union(self._given)
         return [number for number, device in self._devices.items() if device.answer is None and number not in held]
 
     def _has_ranks(self, task: Task) -> bool:
-        """Return whether a task's full-size trial is trained by ranks, be it by a single one."""
+        """Return whether ranks train a task's full-size trial, even if it is a single rank."""
         return task.is_full_size and self._workers.asked and self._capacity() > 1
 
     def _most(self, number: int, task: Task | None) -> int:
-        """Return how many tasks a device trains at the same time: its share of those on their way to a milestone."""
+        """Return how many tasks a device trains at the same time: its share of the tasks with the same milestone."""
         if task is None or not task.is_full_size or self._has_ranks(task):
             return 1
         return min(self._devices[number].cores, -(-task.beside // self._capacity()))
 
     def busy(self) -> bool:
-        """Return True also if every device's process has died: the work continues once one is back, if time is left."""
+        """Return True also if every device's process has died, because work continues once one is back in time."""
         if self._none_is_there():
             return bool(self._done) or not self._run.out_of_time("race")
         return bool(self._given or self._next or self._done or self._under_way)
@@ -295,7 +295,7 @@ class DevicePool:
         carried = {name: before[name] for name in ("rescaled", "measured") if name in before}
         if task.span.start and run.history.metrics["race", number][-1].get("workers", world) != world:
             run.say(f"race: trial {number} goes on with {world} workers from epoch {task.span.start + 1}")
-        # Fewer than its first workers share the batch that was tuned, as these do.
+        # With fewer workers than at first, the trial keeps the global batch that was tuned.
         growth = max(1.0, world / self._workers.first)
         return [RankPlace(Shard(rank, world), growth, self._through, carried) for rank in range(world)]
 
@@ -342,7 +342,7 @@ class DevicePool:
         return self._paces[name]
 
     def _hear(self, number: int, kind: str, content: Any) -> None:
-        """Take in a message of a device that trains: "notified" for epochs, otherwise warnings."""
+        """Handle a message of a device that trains: "notified" reports epochs, and other kinds report warnings."""
         if kind == "notified":
             self._heard(number)
             hear(self._run, *content)
@@ -350,7 +350,7 @@ class DevicePool:
             self._warnings.give(content)
 
     def _heard(self, number: int) -> None:
-        """Note a sign of life of a device; it counts for all ranks of a trial, as these wait for each other."""
+        """Note a sign of life of a device; it counts for all ranks of a trial, because they wait for each other."""
         device, now = self._devices[number], time.monotonic()
         if (pace := self._pace(device)) is not None:
             pace.took(now - device.heard)
@@ -384,7 +384,7 @@ class DevicePool:
         self._replace(number)
 
     def _settle(self, work: _Work) -> None:
-        """Free the devices of work that has ended, and take its tasks as done or begin them again."""
+        """Free the devices of work that has ended. Record its tasks as done, or begin them again."""
         first = work.devices[0]
         if failed := work.failed:
             self._hear_out(work)
@@ -407,7 +407,7 @@ class DevicePool:
             self._done.append(replace(finished, device=first))
 
     def _hear_out(self, work: _Work) -> None:
-        """Wait a moment for other ranks' endings: the rank that failed first may only have missed one that died."""
+        """Wait a moment for other ranks' endings, because the first one may have failed only because another died."""
         until = time.monotonic() + _LAST_WORDS_S
         while len(work.endings) < len(work.devices) and time.monotonic() < until:
             silent = {self._devices[number].answer: number for number in work.devices}
@@ -442,9 +442,9 @@ class DevicePool:
 
 
 def _blame(ending: _Ending) -> int:
-    """Return the order in which endings are reported if work failed.
+    """Return the priority of an ending if work failed; the ending with the lowest number is reported.
 
-    The first is that of a process that died, then of a rank that raised by itself, then of one that waited in vain.
+    A process that died comes first, then a rank that raised an error by itself, then a rank that waited in vain.
     """
     if isinstance(ending, str):
         return 0

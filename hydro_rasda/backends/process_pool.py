@@ -1,7 +1,8 @@
 """Several devices of this machine, each with a process of its own.
 
 The processes are started anew, because CUDA does not survive a fork. They do not run the user's script. The problem is
-sent by cloudpickle, with functions of scripts and notebooks. The data are in one file, which all processes map.
+sent by cloudpickle, which includes functions of scripts and notebooks. The data are in one file, which all processes
+map.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ _SERVE = "from hydro_rasda.backends.process_pool import serve; serve({}, {})"
 
 
 class LocalProcesses(DevicePool):
-    """Train on several devices of this machine; `memory` bytes are for all devices on its CPU. See `LocalBackend`."""
+    """Train on several devices of this machine; `memory` is as in `LocalBackend`."""
 
     def __init__(self, run: Run, devices: Sequence[torch.device], memory: float | None = None) -> None:
-        from hydro_rasda.packing.mps import Daemons  # here: the devices' processes do not need it
+        from hydro_rasda.packing.mps import Daemons  # imported here, because the devices' processes do not need it
 
         each_its_own = len({*devices}) == len(devices) and all(device.type == "cuda" for device in devices)
         super().__init__(run, len(devices), "nccl" if each_its_own else "gloo")
@@ -105,7 +106,7 @@ def environment_of_shared_gpu(daemons: Daemons, where: torch.device) -> dict[str
     """Return the environment with which a process computes on a GPU at the same time as others, not in turns.
 
     NVIDIA's Multi-Process Service (MPS) makes that possible, if it is installed. The process sees only that GPU, as its
-    first. Return an empty dict if processes must take turns, or without a GPU.
+    first. Return an empty dict if processes must take turns, or if the device is no GPU.
     """
     gpu = uuid_of(where) if daemons.possible else None
     if gpu is None or not (found := daemons.environment(gpu)):
@@ -127,14 +128,14 @@ def loaded(files: Mapping[str, Path], key: str) -> Mapping[str, Any]:
 
 
 class _ProcessAnswer:
-    """The coming last answer of a process to its task; see `pool.Answer`."""
+    """The answer that a process will give to a request, after messages about its progress; see `pool.Answer`."""
 
     def __init__(self, connection: Connection, status: Callable[[], int], hear: Callable[[str, Any], None]) -> None:
         self.connection, self._status, self._hear = connection, status, hear
         self._last: tuple[str, Any] | None = None
 
     def arrived(self) -> bool:
-        """Wait for the next message of the process and take it in; return whether it was the last."""
+        """Wait for the next message of the process and handle it; return whether it was the answer."""
         kind, content = receive(self.connection)
         if kind in ("notified", "warned"):
             self._hear(kind, content)
@@ -170,7 +171,7 @@ class _Process:
         # The script may have added to `sys.path`, so pass it on.
         environment = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(sys.path)}
         command = [sys.executable, "-c", _SERVE.format(theirs.fileno(), os.getpid())]
-        # A session of its own keeps Ctrl-C away from the process: the tuner ends it.
+        # In a session of its own, the process gets no Ctrl-C, because the tuner ends it.
         self._popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True)
         theirs.close()
         self._send("open", problem, str(where), threads, share)
@@ -195,7 +196,7 @@ class _Process:
 
 
 def serve(handle: int, parent: int) -> None:
-    """Train what the tuner asks for, in a process of a device; end with the tuner's process."""
+    """Carry out the tuner's requests in a device's process; end with the tuner's process."""
     if sys.platform == "linux":
         depend_on(parent)
     connection = Connection(handle)
@@ -203,9 +204,10 @@ def serve(handle: int, parent: int) -> None:
 
 
 def answer_all(connection: Connection, opened: Callable[..., Trainer], more: Callable[[], bool] = lambda: True) -> None:
-    """Carry out a connection's requests one after another, until it closes or `more`, which waits, returns False.
+    """Carry out a connection's requests one after another, until it closes or `more` returns False.
 
-    `opened` makes the trainer from the content of the first message.
+    `more` is called before each request, and may wait. `opened` makes the trainer from the content of the first
+    message.
     """
     trainer: Trainer | None = None
     while more():
@@ -252,7 +254,7 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
 def write_shared(path: Path, thing: Any) -> None:
     """Write an object to a file that processes can map, so that its tensors and arrays are in memory only once.
 
-    Raise Unsafe if others own the folder or can write to it.
+    Raise Unsafe if other users own the folder or can write to it.
     """
     refuse_open_to_others(path.parent)
     buffers: list[pickle.PickleBuffer] = []

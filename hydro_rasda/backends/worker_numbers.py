@@ -1,4 +1,4 @@
-"""How many devices of a pool train a full-size trial, and which ones: RASDA's doubling in space (section 3.1).
+"""Decide how many devices of a pool train a full-size trial, and which ones: RASDA's doubling in space (section 3.1).
 
 Each of the devices is a worker of the trial: a rank of DDP or FSDP.
 """
@@ -20,11 +20,12 @@ class WorkerNumbers:
     """The numbers of workers of a run's full-size trials.
 
     Args:
-        grows: True if trials grow although `race.workers` is 1 and `race.max_workers` is None.
+        grows: True if trials grow even if `race.workers` is 1 and `race.max_workers` is None; False if they then keep
+            one worker.
 
     Attributes:
         asked: True if trials may have several workers.
-        first: Number of workers of a new trial.
+        first: Number of workers with which a trial starts.
     """
 
     def __init__(self, run: Run, grows: bool) -> None:
@@ -76,7 +77,10 @@ class WorkerNumbers:
 
 
 def nearest(nodes: Mapping[int, str], count: int) -> list[int]:
-    """Choose `count` devices on as few nodes as possible, and of these nodes the ones with the fewest idle devices.
+    """Choose `count` devices on as few nodes as possible.
+
+    Among single nodes that suffice, choose the one with the fewest idle devices. `nodes` maps each idle device to its
+    node.
 
     >>> nodes = {0: "a", 1: "a", 2: "a", 3: "b", 4: "b", 5: "c"}
     >>> nearest(nodes, 1), nearest(nodes, 2), nearest(nodes, 4)

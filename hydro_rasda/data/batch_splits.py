@@ -1,4 +1,4 @@
-"""Split data whose examples have indices into the batches of an epoch, and each batch into the ranks' shares."""
+"""Split indexed data into the batches of an epoch, and each batch into the shares of the ranks."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ def least(batch_size: int, epoch: int | None) -> int:
 
 
 def num_parts(batch: Batch, batch_size: int, parts: int) -> int:
-    """Return the number of micro-batches of a training batch; whole batches of `batch_size` have `parts`.
+    """Return the number of micro-batches of a training batch; a whole batch of `batch_size` examples has `parts`.
 
-    A smaller batch, such as the last one or a rank's share, may have fewer, so that no part has a single example, for
-    which BatchNorm has no statistics. Single examples are allowed if the parts of a whole batch have one each.
+    A smaller batch, such as the last one or a rank's share, may have fewer. So no part has a single example, for which
+    BatchNorm has no statistics. But if the parts of a whole batch have one example each, single examples are allowed.
 
     >>> [num_parts(torch.zeros(examples), 8, 4) for examples in (8, 7, 5, 1)]
     [4, 3, 2, 1]
@@ -107,7 +107,7 @@ def num_chunks(length: int, batch_size: int) -> int:
 
 
 MOST_EXAMPLES = 10**9
-"""Most examples of a data set: the shuffled indices of an epoch take 8 GB."""
+"""Largest number of examples of a data set. Their shuffled indices take 8 GB."""
 
 
 def length_of(data: Any, argument: str) -> int:

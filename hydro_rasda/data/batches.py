@@ -19,7 +19,7 @@ class Part(NamedTuple):
 
     Attributes:
         examples: Number of rows that count; 0 for a filler, if no example is left for the rank.
-        weight: Factor of the mean loss over the rows, such that the average over the ranks is the mean of the batch.
+        weight: Factor of the rows' mean loss. With it, the average over the ranks is the mean loss of the global batch.
     """
 
     rows: slice
@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Shard:
-    """The number of a rank among the `world` ranks that train one model together; by default, the only one."""
+    """The number of a rank among the `world` ranks that train one model together; by default, the only rank."""
 
     rank: int = 0
     world: int = 1
@@ -42,7 +42,7 @@ class Shard:
 
         Args:
             examples: Size of the global batch, >= 1.
-            least: Fewest examples of a rank that gets any, if the batch has as many. BatchNorm needs 2.
+            least: Minimum number of examples of each rank that gets any, if the batch has enough. BatchNorm needs 2.
 
         >>> [Shard(rank, 4).part(5, least=2).examples for rank in range(4)]
         [3, 2, 0, 0]
@@ -114,7 +114,7 @@ class Batches(Protocol):
         ...
 
     def steps(self, batch_size: int) -> int | None:
-        """Return the number of batches per epoch; None if only reading an epoch can tell."""
+        """Return the number of batches per epoch; None if it is unknown until an epoch is read."""
         ...
 
     def on(self, device: torch.device) -> Batches:
@@ -176,9 +176,10 @@ def fresh(batch: Batch) -> Batch:
 
 
 def cut_off(batch: Batch) -> Batch:
-    """Detach a batch's tensors from the autograd graph that computed them; they still need gradients if they did.
+    """Detach a batch's tensors from the autograd graph that computed them. Tensors that needed gradients still do.
 
-    Features may come from another model, with its graph. Only the first training step could backpropagate through it.
+    Features may come from another model, with its graph. Only the first training step could backpropagate through the
+    graph.
     """
 
     def cut(leaf: Any) -> Any:

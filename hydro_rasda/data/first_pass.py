@@ -16,7 +16,11 @@ from hydro_rasda.common.argument_checks import require
 from hydro_rasda.data.batches import Batch, Batches, batch_length
 
 SECONDS = 5.0
-"""Time to read each of the two data sets. It suffices for data in memory; of other data, the start and end are read."""
+"""Seconds to read each of the two data sets.
+
+Data in memory are read as a whole. If other data take longer, only their start is read, and their last batch if they
+have indices.
+"""
 
 
 def unlike(batches: Batches, batch_size: int, argument: str) -> Iterator[tuple[str, Batch]]:
@@ -68,7 +72,7 @@ def naming_batch(argument: str, name: str, batch_size: int) -> Iterator[None]:
 
 
 def non_finite(batch: Batch) -> str:
-    """Return in words where a batch has an infinite or NaN number; "" if it has none."""
+    """Describe in words the first infinite or NaN number of a batch; return "" if it has none."""
     for leaf in tree_leaves(batch):
         if _is_dense(leaf) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
             at = (~leaf.isfinite()).nonzero()[0].tolist()
@@ -96,7 +100,7 @@ def _stands_out(batch: Batch, ranges: Ranges) -> bool:
 
 
 def _measures(batch: Batch) -> Iterator[tuple[tuple[object, ...], int, int]]:
-    """Yield the ranges of sizes and integers in a batch, with their places in batches of this structure as keys."""
+    """Yield (key, smallest, largest) for each size and each tensor of integers in a batch; the key names the place."""
     leaves, structure = tree_flatten(batch)
     for i, leaf in enumerate(leaves):
         if not isinstance(leaf, Tensor):

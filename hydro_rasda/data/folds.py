@@ -18,10 +18,13 @@ from hydro_rasda.data.batch_splits import IndexedBatches, Rows, num_chunks
 from hydro_rasda.data.batches import Batch, Batches, Data
 
 MOST_FOLDS = 100
-"""Most folds. Every configuration trains once per fold; more folds are a mistake, such as leave-one-out."""
+"""Largest number of folds. Every configuration trains once per fold, so more are a mistake, such as leave-one-out."""
 
 SHORTEST = 0.5
-"""The shortest training set must have at least this share of the longest, because epochs are cut to the shortest."""
+"""The smallest fold must train on at least this share of the largest fold's examples.
+
+Epochs of all folds have the size of the smallest fold's training set.
+"""
 
 
 @runtime_checkable
@@ -49,8 +52,9 @@ class RowsOf(IndexedBatches):
 
     Args:
         rows: Indices of the examples in `base`.
-        common: Number of examples that every fold has. A training epoch draws that many, others in each epoch. In
-            evaluation, the first `common` examples form batches of their own, which are equally large in all folds.
+        common: Number of examples in the smallest fold. A training epoch draws `common` examples, other ones in each
+            epoch. In evaluation, the first `common` examples form batches of their own, whose sizes are equal in all
+            folds.
     """
 
     def __init__(self, base: IndexedBatches, rows: Tensor, seed: int, common: int) -> None:
@@ -129,7 +133,7 @@ def is_splitter(data: object) -> bool:
 
 
 def make_folds(splitter: Any, data: Data, batches: Batches, seed: int) -> Folds:
-    """Let a splitter make its folds of the training data.
+    """Split the training data into the folds of a splitter.
 
     If a splitter draws random numbers without a `random_state`, they depend on the run's seed.
     """

@@ -1,7 +1,8 @@
 """The three forms of data that `tune` takes: tensors in memory, a map-style dataset, or a user's own loaders.
 
 Tensors stay on the device, and batches are indexed there. Batches of a dataset are loaded when they are needed, by this
-process, or ahead by worker processes. Loaders, one for each batch size, shuffle and load in their own way, but seeded.
+process, or ahead by worker processes. A user's loaders, one for each batch size, shuffle and load in their own way, but
+with a given seed.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def from_bytes(packed: Bytes) -> Tensor:
 
 
 MOST_WORKERS = 4
-"""Most worker processes that load data for one model on a GPU, by default."""
+"""By default, at most this number of worker processes load data for one model on a GPU."""
 
 
 class DatasetBatches(IndexedBatches):
@@ -197,8 +198,8 @@ class LoaderBatches:
     def epoch(self, batch_size: int, epoch: int) -> Iterator[Batch]:
         """Yield the batches of a loader, at most as many as its length, because a loader may never end.
 
-        The loader is seeded, so that it shuffles alike for every trial. Batches are copied, because a loader may keep
-        its batches.
+        The loader is seeded, so that it shuffles in the same way for every trial. Batches are copied, because a loader
+        may keep its batches.
         """
         made: list[Iterable[Batch]] = []
 
@@ -221,7 +222,7 @@ class LoaderBatches:
         return self.epoch(batch_size, 0)
 
     def last(self, batch_size: int) -> Iterator[Batch]:
-        """Yield nothing: the last batch of a loader cannot be read without the others."""
+        """Yield nothing, because the last batch of a loader cannot be read without the others."""
         return iter(())
 
     def shares(self, batch_size: int, epoch: int | None, shard: Shard) -> Iterator[Share]:

@@ -1,4 +1,4 @@
-"""Run one model on single batches before any training, to find batches that it cannot take and losses never finite."""
+"""Run a model on single batches before any training, to find batches that it cannot take and non-finite losses."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ SURVEYED = 32
 """Largest number of unusual batches of a data set that are tried."""
 
 ASKED, RANDOM = 64, 3
-"""If a loss or a metric is not finite, at most `ASKED` batches and `RANDOM` models of random weights are tried."""
+"""If a loss or a metric is not finite, at most `ASKED` batches and `RANDOM` models with random weights are tried."""
 
 
 SUMMED = 4
-"""While a metric is 0, at most this many further batches are doubled to find sums over the batch."""
+"""While a metric is 0, at most this many further batches are doubled to find out if it is a sum over the batch."""
 
 GROWTH, EXACT = 0.2, 0.02
-"""A value is taken for a sum if it grows by more than the share `GROWTH` when the batch is doubled.
+"""A value counts as a sum if it grows by more than the share `GROWTH` when the batch is doubled.
 
 It must also match the expected growth of a sum within the share `EXACT`.
 """
@@ -62,7 +62,7 @@ ONE_SHAPE = "bring output and target to one shape, such as by `output.squeeze(-1
 
 
 class Misfit(Exception):
-    """One trial cannot be trained. If none can be, the user sees a ValueError of the same message and cause."""
+    """One trial cannot be trained. If no trial can, the user sees a ValueError with the same message and cause."""
 
 
 @contextmanager
@@ -147,7 +147,7 @@ def _check_trained(model: nn.Module, objective: Objective, batch: Batch, loss: T
     """
     known = {id(tensor) for tensor in (*model.parameters(), *tree_leaves(batch))}
     others = [leaf for leaf in _leaves(loss) if id(leaf) not in known]
-    if others:  # a rare case: only then is the objective called again, while the tensors of the first call are kept
+    if others:  # this is rare, so call the objective again only now, while the tensors of the first call are kept
         again = {id(leaf) for leaf in _leaves(objective(model, batch)["loss"])}
         others = [leaf for leaf in others if id(leaf) in again]
     if others:
@@ -188,7 +188,8 @@ def _is_of_one_tensor(batch: Batch, run: Callable[[Batch], Any], error: BaseExce
 def _about_dtypes(model: nn.Module, batch: Batch, error: BaseException, in_loss: bool) -> str:
     """Return a hint if an error is about dtypes and data have another dtype than the model; otherwise "".
 
-    Integers are taken for wrong if they are the inputs of a model that raised, or if the error is about a cast.
+    Integers count as wrong only if they are the inputs of a model that raised the error, or if the error is about a
+    cast.
     """
     weights = [parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()]
     leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
@@ -233,7 +234,7 @@ def warn_of_sums(problem: Problem, trial: Trial, model: nn.Module) -> None:
     names = {"loss", *(name.partition("_")[2] for name in problem.settings.comparison.trained)}
     names |= {f"{part}_loss" for part in objective.parts} if isinstance(objective, ByPart) else set()
     few = split(first, -(-batch_length(first) // FEW))[0]
-    # A sum may be 0 for some examples, and doubling 0 shows nothing; so further batches are tried.
+    # A sum may be 0 for some examples, and doubling 0 shows nothing. So further batches are tried.
     for once in chain([few, first], islice(batches, SUMMED)):
         if not names:
             return
@@ -256,7 +257,7 @@ def warn_of_sums(problem: Problem, trial: Trial, model: nn.Module) -> None:
 
 
 def warn_of_broadcasting(problem: Problem, trial: Trial, model: nn.Module) -> None:
-    """Warn if an objective compares each output of shape [N, 1] with all targets [N], as broadcasting does.
+    """Warn if an objective broadcasts, so that it compares each output of shape [N, 1] with all targets [N].
 
     Then the loss depends on the targets, but not on their order. Torch's own losses warn of it themselves.
     """
@@ -273,7 +274,7 @@ def warn_of_broadcasting(problem: Problem, trial: Trial, model: nn.Module) -> No
         _, shapes = _losses_and_shapes(problem, model, [batch])
         if shapes != {(*target.shape, 1)}:
             return
-        # An untrained readout may give equal outputs, of which no loss would show the order.
+        # An untrained output layer may give equal outputs. Then no loss depends on the order, so use random weights.
         (loss, turned, constant), _ = _losses_and_shapes(problem, _random(problem, trial, 1), given)
     except Exception:  # the objective may refuse other targets
         return
@@ -285,7 +286,7 @@ def warn_of_broadcasting(problem: Problem, trial: Trial, model: nn.Module) -> No
 def _losses_and_shapes(
     problem: Problem, model: nn.Module, batches: Sequence[Batch]
 ) -> tuple[list[Tensor], set[tuple[int, ...]]]:
-    """Return the loss of each batch in evaluation mode, and the shapes of the model's outputs; () if no tensor."""
+    """Return each batch's loss in evaluation mode, and the shapes of the model's outputs; () if one is not a tensor."""
     shapes = set[tuple[int, ...]]()
     handle = model.register_forward_hook(
         lambda module, inputs, output: shapes.add(tuple(output.shape) if isinstance(output, Tensor) else ())
@@ -306,7 +307,7 @@ def _doubled(batch: Batch) -> Batch:
 
 
 def _grows(one: float, two: float, four: float) -> bool:
-    """Return whether a value grows as a sum plus a constant, or, as a norm, by the same factor with each doubling."""
+    """Return whether a value grows as a sum plus a constant, or as a norm: by the same factor with each doubling."""
     added, then, factor = two - one, four - two, two / one
     if abs(added) < GROWTH * abs(one):
         return False
@@ -350,7 +351,7 @@ def check_finite(problem: Problem, trial: Trial, model: nn.Module, found: Mappin
     """Raise Misfit if the training loss is finite on no batch, or the metric on no batch and for no model.
 
     A loss may rightly be NaN for a batch whose targets are all ignored. A metric such as a correlation may be NaN for
-    an untrained model that predicts the same for all examples; so models of random weights are tried, too.
+    an untrained model that predicts the same for all examples. So models with random weights are tried, too.
     """
     metric, loss = problem.settings.metric, found["train_loss"]
     if not (math.isfinite(loss) or _is_finite(problem, trial, model, "train_loss")):

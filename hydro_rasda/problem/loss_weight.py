@@ -1,4 +1,4 @@
-"""Find the weight of a mean loss, such as the number of its targets, from its calls of torch's losses."""
+"""Find the weight of a mean loss, such as its number of targets, by recording the calls of torch's losses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOSS_WEIGHT = f"{WEIGHT}/loss"
 
 
 def whole(target: Tensor) -> Tensor:
-    """Convert a target of uint8 to int64. In uint8, -100 would be class 156, and indexing would take it as a mask."""
+    """Convert a uint8 target to int64. In uint8, -100 would be class 156, and torch would treat an index as a mask."""
     return target.long() if target.dtype == torch.uint8 else target
 
 
@@ -48,7 +48,7 @@ class _Call:
 
 
 class LossCalls(TorchFunctionMode):
-    """Within this mode, note each call of `F.cross_entropy` and `F.nll_loss`, also by modules and under `vmap`.
+    """Within this mode, record each call of `F.cross_entropy` and `F.nll_loss`, also by modules and under `vmap`.
 
     A mean over no target, which is NaN in torch, becomes 0 with a gradient of 0.
     """

@@ -18,7 +18,7 @@ from hydro_rasda.problem.objective import OUTPUTS, TARGETS, scalars
 
 
 def summed(measured: Iterable[tuple[Mapping[str, Tensor], int]]) -> Sums:
-    """Sum metrics over a data set; its `means` are those of all examples.
+    """Sum metrics over a data set; `means()` of the result are the means over all examples.
 
     Args:
         measured: For each batch, its mean metrics (with their weights, if any) and its number of examples.

@@ -22,14 +22,14 @@ from hydro_rasda.problem.dry_run_of_batches import parts_of, run_batch
 from hydro_rasda.problem.problem import Problem
 
 BESIDE_A_STEP = 4
-"""Memory of a training beside that of a step, in multiples of the model's size: weights, average, Adam's moments."""
+"""Memory of a training besides that of a step, in multiples of the model's size: weights, average, Adam's moments."""
 
 REPEATS = 5
 """A batch is evaluated this many times, and the median time counts."""
 
 
 def model_costs(problem: Problem, trial: Trial, names: Collection[str], width: float = 1.0) -> dict[str, float]:
-    """Measure the costs `names` of a trial's untrained model with one batch: full-size, or the surrogate of a width.
+    """Measure the costs `names` of a trial's untrained model on one batch; if `width` is below 1, those of a surrogate.
 
     `params` is the number of parameters, frozen ones included. `macs` is the number of multiply-accumulate operations
     to evaluate an example: those of matrix products, convolutions, recurrent layers and attention (half of the count of

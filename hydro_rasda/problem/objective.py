@@ -24,8 +24,8 @@ Objective = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
 """`objective(model, batch) -> {"loss": scalar, ...}`. `model` is a real module, `batch` is whatever the data yield.
 
 "loss" is the mean over the batch, and is differentiated. Further scalars are metrics. All are averaged over the
-examples. If there is a scalar "weight", such as the number of targets that are not ignored, they are averaged with this
-weight per batch. "weight/NAME" is the weight of the metric NAME only. If the loss is one mean of `F.cross_entropy` or
+examples. If there is a scalar "weight", such as the number of targets that are not ignored, each batch counts with this
+weight instead. "weight/NAME" is the weight of the metric NAME only. If the loss is one mean of `F.cross_entropy` or
 `F.nll_loss`, the library finds the weight itself.
 
 Under fusion, the objective runs once for K models (`torch.func.vmap`): it must not call `.item()`, nor branch on a
@@ -53,7 +53,7 @@ class OptimizerSettings:
 
 
 GivenObjective = Callable[..., Mapping[str, Tensor]] | Mapping[str, Callable[..., Mapping[str, Tensor]]]
-"""An objective as users pass it: a function of (model, batch) or (model, batch, config), or one for each model part."""
+"""An objective as users pass it: a function of (model, batch) or (model, batch, config), or a dict of these by part."""
 
 LossFn = Callable[..., Tensor]
 """`loss_fn(output [N, ...], target [N, ...]) -> scalar`, such as those of `torch.nn.functional`."""
@@ -267,7 +267,8 @@ def supervised(loss_fn: LossFn = F.cross_entropy) -> Supervised:
 
     Args:
         loss_fn: Mean loss of a batch. If it has an argument `config`, it gets the configuration, see `tune`. If both
-            dimensions could hold classes, a torch loss takes the second and any other loss the last.
+            the second and the last dimension could hold classes, torch's losses take the second, and other losses the
+            last.
 
     Returns:
         The objective. It raises ValueError if a floating-point target has another shape than the output and the loss
@@ -290,9 +291,9 @@ def _of_torch(loss_fn: LossFn) -> bool:
 
 
 def _mixes(loss_fn: Callable[..., Tensor], output: Tensor, target: Tensor) -> bool:
-    """Return whether a loss compares each output with all targets: it depends on their values, but not on their order.
+    """Return whether a loss compares each output with all targets, so that the targets' order does not matter.
 
-    The loss is called with random values, because the outputs of a zero-initialized readout are all equal.
+    The loss is called with random values, because the outputs of a zero-initialized output layer are all equal.
     """
     if target.ndim == 0 or len(target) < 2:
         return False
@@ -317,7 +318,7 @@ def _class_dim(output: Tensor, target: Tensor, loss_fn: LossFn) -> int | None:
 
 
 def _check_classes(output: Tensor, target: Tensor, loss_fn: LossFn) -> None:
-    """Check the classes of outputs and targets of cross-entropy. With one class it is always 0, and torch is silent."""
+    """Raise ValueError if cross-entropy gets an output of one class, for which it is always 0, or wrong targets."""
     told = f"`loss_fn` is cross_entropy{' (the default)' * (loss_fn is F.cross_entropy)}, but "
     regression = "give loss_fn=F.mse_loss for regression"
     if output.ndim < 2 or output.shape[1] == 1:
@@ -337,7 +338,7 @@ def _check_classes(output: Tensor, target: Tensor, loss_fn: LossFn) -> None:
 
 
 def _check_rows(output: Tensor, target: Tensor) -> None:
-    """Check that a model returns a row for each example. A loss may broadcast a single row against all targets."""
+    """Check that a model returns a row for each example, because a loss may broadcast a single row to all targets."""
     examples = len(target) if target.ndim else 1
     if output.ndim > 1 and len(output) == 1 and examples not in output.shape:
         shapes = f"an output of shape {tuple(output.shape)} for {examples} targets {tuple(target.shape)}"

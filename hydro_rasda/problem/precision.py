@@ -45,12 +45,12 @@ class Autocast:
 
 
 def in_precision(objective: Objective, precision: Precision) -> Objective:
-    """Return the objective that computes in a precision."""
+    """Return an objective that does the same as `objective`, but computes in `precision`."""
     return Autocast(objective, _HALF[precision]) if precision in _HALF else objective
 
 
 def loss_scale(precision: Precision, K: int, device: torch.device) -> LossScale | None:
-    """Return scales for the losses of K models in float16, whose gradients could vanish; None in other precisions."""
+    """Return scales for the losses of K models in float16, where gradients could vanish; None in other precisions."""
     return LossScale(K, device) if precision == "fp16" else None
 
 

@@ -39,7 +39,7 @@ class NoModule(ValueError):
 
 
 class NoRoles(ValueError):
-    """A configuration has learning rates by role, but the model cannot be made narrower, which would find its roles."""
+    """A configuration has learning rates by role, but the model cannot be made narrower, so its roles are unknown."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,17 @@ class Findings:
 
     Attributes:
         example_input: Arguments with which the objective called the model, cut to a few examples: positional arguments,
-            or a dict of keyword arguments. They are passed through a model that takes no width, to make it narrower.
+            or a dict of keyword arguments. If a model takes no width, they are passed through it to make it narrower.
             None if the objective never called the model itself.
         copied: True if `model_fn` returns the same tensors in each call, so that models must be copies.
         objective_reads: Keys of the configuration that the objective read.
         whole_names: Names of the metrics that `metrics` returns.
-        peak: Bytes that training a trial's full-size models takes, estimated from one batch. There are several for
-            folds or repeats.
+        peak: Bytes that training a trial's full-size models takes, estimated from one batch. A trial has several models
+            if there are folds or repeats.
         epoch_seconds: Seconds of a first epoch of these models, estimated from one batch; infinite if the data have no
             length.
-        steady_epoch_seconds: Seconds of a later epoch, estimated from a repeated batch, on one thread of a CPU.
-            Training runs like this, with a model on each core.
+        steady_epoch_seconds: Seconds of a later epoch on one thread of a CPU, estimated from a repeated batch. Training
+            also has a model on each core, on one thread.
     """
 
     example_input: Any = None
@@ -86,19 +86,20 @@ class Findings:
 
 @dataclass(frozen=True)
 class Problem(Findings):
-    """All that every heat and every worker needs to train a trial.
+    """The functions, data and settings that every heat and every worker needs to train a trial.
 
     Attributes:
         objective: Function that returns the loss and metrics of one model on one batch.
-        val_data: Batches that compare trials. With folds, `val_data` and `train_data` are those of the first fold.
+        val_data: Batches on which trials are compared. With folds, `val_data` and `train_data` are those of the first
+            fold.
         folds: All data and their folds, if `val_data` is a splitter; see `each`.
         settings: Arguments of `tune` that are numbers and words: the surrogates' width, the metric, the seed, ...
         metrics: Function for further metrics on the whole validation set; None for none.
         own_loop: The user's function that trains models; None for the library's own loop.
-        horizon: The epoch at which schedules end; None for `max_t`. If the space has shares of the training, `horizon`
-            is the sweep's last rung, see `heats.dry_run_and_hints`.
+        horizon: The epoch at which schedules end; None for `max_t`. If schedules of surrogates depend on shares of the
+            training (such as `warmup`), `horizon` is the sweep's last rung, see `dry_run.dry_run_and_hints`.
         unhurried: Up to this epoch, schedules run as in a full training. Their remaining part is compressed into the
-            epochs from here to `horizon`.
+            epochs from `unhurried` to `horizon`.
         plans: The plans found so far for making models narrower; copies of this problem share them. A plan is not used
             for models of other shapes. A copy needs its own plans if its `model_fn` draws initial weights of the same
             shapes by other rules.
@@ -132,7 +133,7 @@ class Problem(Findings):
     def library_keys(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the part of a configuration, or of the space, that the library may read.
 
-        It is empty if the user's own function trains the sweep: then all keys are its own.
+        It is empty if the user's own function trains the sweep, because then all keys belong to that function.
         """
         return {} if self.is_own("sweep") else config
 
@@ -154,7 +155,10 @@ class Problem(Findings):
         return replace(self.with_settings(seed=seed), horizon=horizon, unhurried=0)
 
     def at_width(self, width: float | None) -> Problem:
-        """Return this problem for a heat that trains surrogates of a width up to `max_t`; None for the sweep itself."""
+        """Return this problem for a heat that trains surrogates of `width` up to `max_t`.
+
+        If `width` is None, return this problem itself, which is that of the sweep.
+        """
         if width is None:
             return self
         sweep = replace(self.settings.sweep, surrogate=width, grace_period=self.settings.max_t)
@@ -309,7 +313,7 @@ class Problem(Findings):
         return plan
 
     def _shrunk(self, trial: Trial) -> nn.Module:
-        """Build the target and make it narrower by the plan for its structure."""
+        """Build the full-size model and make it narrower by the plan for its structure."""
         if self.example_input is None:
             raise ValueError(
                 "`objective` calls parts of it, but never the model itself, whose forward pass is followed"
@@ -329,7 +333,7 @@ class Problem(Findings):
             return shrink(self._target(trial), self.settings.sweep.surrogate, self.example_input)
 
     def _structure(self, target: nn.Module) -> str:
-        """Return a key that is equal for targets that one plan narrows; it ignores floats on which they may branch."""
+        """Return a key that is equal for full-size models that one plan narrows; it ignores floats."""
         modes = tuple(module.training for module in target.modules())
         example = tree_map(lambda leaf: outline(leaf) if isinstance(leaf, Tensor) else leaf, self.example_input)
         key = fusion_key(target, modes, self.settings.sweep.surrogate, repr(example))
@@ -341,7 +345,7 @@ class Problem(Findings):
         return width_form(self.model_fn)
 
     def _build_shallow(self, config: Mapping[str, Any], width_ratio: float) -> nn.Module:
-        """Build the model at the surrogates' depth; its full width is that of a full-width model of the same depth."""
+        """Build the model at the surrogates' depth. If `width_ratio` is 1, it has the full width at this depth."""
         depth = self.settings.sweep.depth
         if depth == 1:
             return self._build(config, width_ratio)

@@ -15,20 +15,21 @@ from torch import nn
 from hydro_rasda.common.secret_masking import Secret
 
 Reads = frozenset[tuple[str, str]]
-"""Pairs (key, value as text) that were read from a configuration; the key "" lists all keys of the configuration."""
+"""Pairs (key, value as text) that were read from a configuration; the value of "" lists all its keys."""
 
 _PLAIN = (bool, int, float, str, Secret, type(None))
 
 
 class ConfigKept(Exception):
-    """A configuration is still held by someone when the model function is done."""
+    """The model still has a reference to its configuration after the model function has returned."""
 
 
 class Notes:
     """Record of the keys that a model function read from its configurations.
 
     Args:
-        may_be_kept: True if a model may keep its configuration and read more keys later.
+        may_be_kept: True if a model may keep its configuration and read more keys later; False to raise `ConfigKept`
+            then.
 
     Attributes:
         read: The keys that were read; nested keys as `net.depth`.
@@ -43,7 +44,7 @@ class Notes:
     def taken_by(self, model_fn: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
         """Wrap the model function so that its reads of the configuration are recorded.
 
-        The wrapper raises Kept if the model keeps its configuration, unless `may_be_kept`.
+        The wrapper raises `ConfigKept` if the model keeps its configuration, unless `may_be_kept` is true.
         """
 
         def noting(config: dict[str, Any], *args: Any, **kwargs: Any) -> nn.Module:
@@ -57,7 +58,7 @@ class Notes:
         return noting
 
     def noting(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a stand-in for a configuration that records its reads here."""
+        """Return a stand-in for a configuration; this object records the keys that are read from it."""
         return _Noted(config, self, "", [])
 
     def of(self, config: Mapping[str, Any]) -> Reads | None:
@@ -69,7 +70,7 @@ class Notes:
 def all_of(config: Mapping[str, Any]) -> frozenset[tuple[str, str | None]]:
     """Return all keys and values of a configuration.
 
-    Another configuration agrees with it in the keys read if the other's `Notes.of` is a subset of this result.
+    If the `Notes.of` of another configuration is a subset of this result, a model function does the same for both.
     """
     return frozenset(_texts(config))
 
@@ -131,7 +132,7 @@ class _Noted(dict[str, Any]):
 
 
 def _noting(method: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
-    """Return a method of `dict` that first notes what it reads."""
+    """Return a method of `dict` that first records the keys that it reads."""
 
     def noted(config: _Noted, *args: Any) -> Any:
         note(config, *args)

@@ -52,7 +52,7 @@ def _is_ratio(p: inspect.Parameter) -> bool:
 
 
 def about_width_argument(model_fn: Callable[..., nn.Module]) -> str | None:
-    """Return a line for users if an argument was, or might have been, taken as the width ratio; otherwise None."""
+    """Return a line that tells users which argument is, or could be, the width ratio; None if there is no doubt."""
     form, parameters = width_form(model_fn), list(inspect.signature(model_fn).parameters.values())
     if form == "named":
         return None
@@ -83,7 +83,7 @@ def check_width_argument(argument: str, model_fn: Any, surrogate: float) -> None
 def check_second_argument(model_fn: Any, keys: Container[str]) -> None:
     """Raise ValueError if a model function takes hyperparameters one by one.
 
-    Its second argument would be taken as the width ratio.
+    Otherwise, its second argument would be taken as the width ratio.
     """
     if width_form(model_fn) != "second":
         return
@@ -115,7 +115,7 @@ def call_model_fn(model_fn: Callable[..., Any], form: WidthForm | None, config: 
 
 
 MOST = 256
-"""Most plans that are kept of each kind. If there are more, plans are rarely shared."""
+"""Largest number of plans of each kind that are kept. If there are more, models rarely share plans."""
 
 
 @dataclass
@@ -123,10 +123,11 @@ class Plans:
     """Plans for the models of one model function, as plain values.
 
     Attributes:
-        by_structure: Plans for models that take no width, by a digest of the full-size model's structure.
-        by_reads: Plans for models that take a width, by width ratio and the keys and values that were read from the
-            configuration; None if no plan is possible.
-        roles: Roles of the parameters of full-size models, by the parameters' names and shapes; see `lr_roles`.
+        by_structure: Map a digest of a full-size model's structure to its plan, for models that take no width.
+        by_reads: Map a width ratio, and the keys and values that were read from a configuration, to the plan; None if
+            no plan is possible. These plans are for models that take a width.
+        roles: Map the names and shapes of a full-size model's parameters to the roles of the parameters; see
+            `lr_roles`.
     """
 
     by_structure: dict[str, ShrinkPlan] = field(default_factory=dict)

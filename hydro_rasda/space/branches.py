@@ -1,9 +1,9 @@
 """Branches of a search space, and sampling of configurations as by Ray Tune's `generate_variants`.
 
-A `choice` between mappings is a branching: the items of the chosen mapping, a branch, join the configuration.
-`{"model": choice([{"optimizer": "sgd", "momentum": uniform(0.5, 0.99)}, {"optimizer": "adamw"}])}` gives configurations
-with the key `optimizer` and, only for SGD, `momentum`. The key `model` names the choice, and no configuration has it.
-Branches may contain branches.
+A `choice` between mappings is a branching, and each mapping is a branch. The items of the chosen branch become part of
+the configuration. `{"model": choice([{"optimizer": "sgd", "momentum": uniform(0.5, 0.99)}, {"optimizer": "adamw"}])}`
+gives configurations with the key `optimizer` and, only for SGD, `momentum`. The key `model` names the choice, and no
+configuration has it. Branches may contain branches.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def check_branches(space: Space, where: str = "space") -> None:
 
 
 def restricted(space: Space, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a space with the values of a full or partial configuration, without branches that contradict it."""
+    """Fix the values of a full or partial configuration in a space, and leave out branches that contradict them."""
     found: dict[str, Any] = {}
     for key, value in space.items():
         if not is_branching(value):
@@ -143,7 +143,7 @@ def _agrees(alternative: Space, config: Mapping[str, Any]) -> bool:
 
 
 def with_defaults(space: Space, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a space with default constants for keys that it, or one of its branches, leaves out."""
+    """Return a space with constants from `defaults` for keys that the space, or one of its branches, lacks."""
     found = {key: value for key, value in defaults.items() if key not in reachable(space)}
     for key, value in space.items():
         if is_branching(value):
@@ -154,9 +154,10 @@ def with_defaults(space: Space, defaults: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def indexed(space: Space) -> dict[str, Any]:
-    """Return a space without branches, for searchers: the index of the chosen branch, and the domains of all branches.
+    """Return a space without branches, for searchers.
 
-    A searcher also gets values for branches that were not chosen (see `chosen`).
+    In place of a branching, it has a domain for the index of the chosen branch, and the domains of all branches. So a
+    searcher also draws values for branches that are not chosen; `chosen` leaves them out.
     """
     found: dict[str, Any] = {}
     for key, value in space.items():
@@ -207,7 +208,7 @@ Path = tuple[str | int, ...]
 """Keys, and indices of lists, that lead to a value of a space."""
 
 _PASSES = 20
-"""Number of times that functions which need values not yet drawn are tried."""
+"""A function that needs values not yet drawn is tried at most this number of times."""
 
 
 class Unresolved(Exception):

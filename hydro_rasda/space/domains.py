@@ -33,7 +33,7 @@ class Domain:
 
 
 class Float(Domain):
-    """Floats from `lower` to below `upper`; with a quantum `q`, multiples of it up to `upper`."""
+    """Floats from `lower` to below `upper`, with the distribution `law`; with `q`, its multiples up to `upper`."""
 
     def __init__(self, lower: float, upper: float, law: str = "uniform", q: float | None = None) -> None:
         self.lower, self.upper, self.law, self.q = lower, upper, law, q
@@ -92,7 +92,7 @@ class Function(Domain):
 
 
 def _multiple(bound: float, q: float, rounded: Callable[[float], int]) -> float:
-    """Round a bound to a multiple of `q` by `rounded`; a bound that is a multiple stays, despite rounding errors."""
+    """Round a bound to a multiple of `q` by `rounded`; a bound that is a multiple up to rounding errors stays."""
     nearest = round(bound / q)
     return q * (nearest if math.isclose(bound / q, nearest) else rounded(bound / q))
 
@@ -214,9 +214,10 @@ def to_ray(space: Any) -> Any:
 
 
 def to_own(space: Any) -> Any:
-    """Convert Ray Tune's domains in a space, or in a value of it, to this module's, except distributions that it lacks.
+    """Convert Ray Tune's domains in a space, or in a value of it, to this module's.
 
-    The result does not depend on whether Ray Tune was loaded when the space was made.
+    A domain stays as it is if this module lacks its distribution. The result does not depend on whether Ray Tune was
+    loaded when the space was made.
     """
     return _each(space, _own)
 
@@ -252,7 +253,7 @@ def _own(value: Any) -> Any:
 def is_a(value: object, *kinds: str) -> bool:
     """Return whether a value is a domain of a kind: "Float", "Integer", "Categorical", "Function", or any "Domain".
 
-    It does not import Ray Tune: a value can be a Ray Tune domain only if Ray Tune is already loaded.
+    It does not import Ray Tune, because a value can be a Ray Tune domain only if Ray Tune is already loaded.
     """
     homes = [sys.modules[name] for name in (__name__, _RAYS) if name in sys.modules]
     return isinstance(value, tuple(getattr(home, kind) for home in homes for kind in kinds))

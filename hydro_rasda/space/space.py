@@ -68,9 +68,9 @@ def check_space(space: object, num_samples: int = 1, strategy: str | None = "ddp
             so that the library reads no key.
 
     Raises:
-        ValueError: If `space` is not a mapping with string keys, has no domain, or a value that cannot be copied. If a
-            domain has reversed bounds, or a quantum that is not above 0. If a grid or a choice is not a list, or has
-            too many points. If a key that the library reads can take a value that breaks its rule.
+        ValueError: If `space` is not a mapping with string keys, has no domain, or has a value that cannot be copied.
+            If a domain has reversed bounds, or a quantum that is not above 0. If a grid or a choice is not a list, or
+            has too many points. If a key that the library reads can take a value that breaks its rule.
     """
     require(isinstance(space, Mapping), "space", space, "a mapping of names to domains")
     assert isinstance(space, Mapping)
@@ -180,7 +180,7 @@ def derived(value: Any) -> bool:
 def longest_warmup(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], epochs: int) -> float:
     """Return the longest warm-up, in epochs, that a space allows or that one of its configurations `configs` has.
 
-    `warmup` is a share of `epochs`, those of a training.
+    `epochs` is the length of a training, of which the key `warmup` is a share.
     """
     bounds = [*reached("warmup_epochs", space), *(epochs * share for share in reached("warmup", space))]
     return max([0.0, *map(float, bounds), *(warmup_epochs(config, epochs) for config in configs)])
@@ -204,7 +204,7 @@ def explored(space: Mapping[str, Any], reads: bool = True) -> dict[str, Range | 
 
     Args:
         reads: True if the library reads keys. Then keys of schedules are left out. If a function makes an optimizer,
-            the optimizer's keys except `lr` are left out, too.
+            the optimizer's keys except `lr` are left out, too. False leaves out no key.
     """
     found: dict[str, Range | tuple[float, ...]] = {}
     for name, values in reachable(space).items():
@@ -250,7 +250,7 @@ def _is_domain(value: object) -> bool:
 
 
 def _can_be_read(name: str, space: Mapping[str, Any], part: str = "") -> bool:
-    """Return whether the library may read a key in some configuration; without sampling, this is an upper bound."""
+    """Return whether the library may read a key in some configuration; without sampling, True may be wrong."""
     key = KEYS[name]
     if key.under is None:
         return True
@@ -259,7 +259,7 @@ def _can_be_read(name: str, space: Mapping[str, Any], part: str = "") -> bool:
 
 
 def reached(name: str, space: Mapping[str, Any]) -> list[Any]:
-    """Return the extreme values of a key.
+    """Return the extreme values of a key: the bounds of a range, and each value of a list.
 
     The list is empty if no configuration has the key, or if only sampling can tell its values.
     """

@@ -1,4 +1,4 @@
-"""Choose the weights that a full-size training hands back: which epoch is kept, and averages over its last steps.
+"""Choose the epoch whose weights a full-size training hands back, and average weights over the last steps.
 
 If steps are noisy, averaged weights make a better model than the weights of the last step.
 """
@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from hydro_rasda.settings.config import Mode
 
 TOLERANCE = 0.01
-"""The kept epoch may be worse than the best one by this share of the gain since the first epoch.
+"""The kept epoch's score may be worse than the best one by this share of the gain.
 
-The best of many noisy scores is partly luck, and later weights are better trained. On recorded trainings
-(`benchmarks/results/replay_notes.md`) the models handed back test better with anything from 0.5 to 2 % than with none.
+The gain is the improvement from the first epoch's score to the best one. The best of many noisy scores is partly luck,
+and later weights are better trained. On recorded trainings (`benchmarks/results/replay_notes.md`) the models handed
+back have better test scores with any tolerance from 0.5 to 2 % than without one.
 """
 FAR_OFF = 10.0
-"""The gain counts at most as this many times the best score.
+"""The gain is limited to this many times the best score.
 
 The first score may be far off, for example if the labels of a regression are not scaled.
 """
@@ -31,7 +32,7 @@ The first score may be far off, for example if the labels of a regression are no
 def bettered(
     best: dict[str, Any] | None, epoch: int, score: float, mode: Mode, weights: Callable[[], Mapping[str, Any]]
 ) -> dict[str, Any] | None:
-    """Return the entry to keep after an epoch: this epoch if it is as good as the best within `TOLERANCE`, else `best`.
+    """Return the entry to keep: that of this epoch if it is as good as the best epoch within `TOLERANCE`, else `best`.
 
     Args:
         best: The entry so far; None if there is none. "epoch", "score" and "model" (weights) are those of the kept
@@ -53,7 +54,7 @@ def bettered(
 
 
 def kept_epoch(curve: Mapping[int, float], mode: Mode) -> int:
-    """Return the epoch of a training that is kept; 0 if no epoch has a finite score.
+    """Return the epoch whose weights a training keeps; 0 if no epoch has a finite score.
 
     >>> kept_epoch({1: 1.0, 2: 0.2, 3: 0.205, 4: 0.3}, "min"), kept_epoch({1: 1e6, 2: 0.2, 3: 0.205, 4: 0.3}, "min")
     (3, 3)
@@ -65,7 +66,7 @@ def kept_epoch(curve: Mapping[int, float], mode: Mode) -> int:
 
 
 def epochs_since(best: Mapping[str, Any] | None, epoch: int) -> int:
-    """Return the number of epochs since the best one; 0 if there is none."""
+    """Return the number of epochs since the one with the best score; 0 if `best` is None."""
     return 0 if best is None else epoch - int(best["top_epoch"])
 
 
@@ -89,7 +90,10 @@ class Average:
         return self._weight < 1
 
     def update(self, horizon: float) -> None:
-        """Add the tensors after a step to the average. `horizon` counts steps; up to 1, only the last step counts."""
+        """Add the tensors after a step to the average.
+
+        `horizon` is a number of steps. If it is at most 1, only the last step counts.
+        """
         self._steps += 1
         self._weight = max(1 / self._steps, 1 / max(1.0, horizon))
         values = [_widened(tensor.detach()) for tensor in self._tensors().values()]
@@ -118,8 +122,8 @@ class Average:
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors that training changes and that can be averaged: weights and running statistics.
 
-    Other buffers keep their last value. For example, the mean of spectral normalization's unit vectors is not a unit
-    vector.
+    Other buffers keep their last value, because averages of them may be invalid. For example, the mean of spectral
+    normalization's unit vectors is not a unit vector.
     """
     learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
     running = {

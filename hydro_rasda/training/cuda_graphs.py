@@ -1,4 +1,4 @@
-"""Run the training steps of learners as CUDA graphs, or compiled."""
+"""Record the training steps of learners as CUDA graphs, or compile them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 def records(problem: Problem) -> bool:
-    """Tell whether training steps are recorded, unless an obstacle is found later."""
+    """Tell whether the settings and the device allow recorded training steps. An obstacle may still be found later."""
     return problem.settings.graph is not False and can_record(problem.device)
 
 
@@ -35,7 +35,7 @@ def recorded(
     *,
     compiled: bool = False,
 ) -> GraphedStep:
-    """Return a learner's method as a step that is recorded, see `GraphedStep`.
+    """Return a learner's method as a step that is recorded, or compiled if `compiled` is true; see `GraphedStep`.
 
     The step holds the learner by a weak reference only, so that the learner's GPU memory is freed after training.
     """

@@ -2,8 +2,8 @@
 
 Each core trains its own fused group of surrogates. Full-size trials share the cores. With every halving, the remaining
 trials get more threads (RASDA's doubling in space, on one machine). If measurements show that models do not fit memory
-together, they train one after the other. `DeviceTrainer` trains in the tuner's process. `Trainer` serves a tuner from a
-process of the device's own.
+together, they train one after the other. `DeviceTrainer` trains in the tuner's process. `Trainer` runs in a separate
+process for each device and serves the tuner.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Work:
 
     Attributes:
         load: Returns an earlier task's checkpoint by its key, on the device.
-        should_stop: Asked after each epoch.
+        should_stop: Called after each epoch. Training stops if it returns True.
         notify: Called with the number of epochs (summed over the models that train as one), the metrics after them,
             and the journal's entry for an epoch of a full-size model (`told_of`).
         doing: The crash log of this process. It names the task that trains in this process, not in a fork.
@@ -82,7 +82,7 @@ class DeviceTrainer:
 
     Args:
         may_die: True if this process serves only this device and is replaced if it dies. A single core then trains in
-            this process, not in a fork.
+            this process, not in a fork. False if this process must survive: then tasks train in forks.
 
     Attributes:
         children: Number of processes that are forked to train at the same time; 0 if this process trains.
@@ -109,10 +109,10 @@ class DeviceTrainer:
     def plan(
         self, kinds: Mapping[str, Sequence[Trial]], seconds: float = math.inf, width: float | None = None
     ) -> dict[str, Widths]:
-        """Choose for each kind how many trials a core's group has, within `seconds`; see `planned_widths`.
+        """Choose how many trials of each kind a core's group has; `seconds` is the time left, as in `planned_widths`.
 
         Args:
-            width: The width ratio of a middle heat's surrogates, as in `Task`.
+            width: The width ratio of a middle heat's surrogates, as in `Task`; None in the sweep.
         """
         self.forget_group()
         peaks, free, tight = self._peaks_of("sweep" if width is None else "middle", width), self.free, self._is_tight()
@@ -131,11 +131,11 @@ class DeviceTrainer:
         self._live.drop()
 
     def _is_tight(self) -> bool:
-        """Tell whether memory may be too small for a full-size model, or any other, on each core, if this is known."""
+        """Tell whether memory may be too small for a full-size model on each core; false if no memory peak is known."""
         return self.cores > 1 and self.cores * self._peaks_of("race").expected("of any kind") > self.free
 
     def _peaks_of(self, heat: HeatName, width: float | None = None) -> Peaks:
-        """Return the memory that models of a heat take; `width` is as in `Task`."""
+        """Return the memory peaks of a heat's models; `width` is as in `Task`."""
         if heat not in self._peaks:
             self._peaks[heat] = Peaks(self._problem.at_width(width), heat)
         return self._peaks[heat]
@@ -146,15 +146,15 @@ class DeviceTrainer:
         return self._paces[heat]
 
     def train(self, tasks: Sequence[Task], work: Work, devices: int = 1) -> Generator[Finished, None, None]:
-        """Train one task of fused groups, or full-size models, of which `cores` train at the same time.
+        """Train one task of fused groups, or several full-size models; `cores` of them train at the same time.
 
         Args:
-            devices: Number of devices, this one included, that share the trials of the tasks' milestone.
+            devices: Number of devices, this one included, that share the trials with the same milestone.
 
         Yields:
-            Each task when it is done. Models that train at the same time divide the wall time among them. A task of the
-            user's own loop is yielded in parts, a trial each, so that no trial waits for another. Parts and tasks that
-            have not begun when time is over, or when a score is good enough, are left out.
+            Each task when it is done. The wall time of models that train at the same time is divided among them. A task
+            of the user's own loop is yielded in parts, a trial each, so that no trial waits for another. Parts and
+            tasks that have not begun when time is over, or when a score is good enough, are left out.
         """
         if self._problem.is_own(tasks[0].heat):
             tasks = [part for task in tasks for part in ([task] if task.is_full_size else task.apart())]
@@ -177,7 +177,7 @@ class DeviceTrainer:
         return joined(self._settled(part, outcomes[i], forked, deaths) for i, part in enumerate(tasks))
 
     def _train_models(self, tasks: Sequence[Task], work: Work, devices: int) -> Iterator[Finished]:
-        """Train full-size models, or own loops, at the same time; with fewer models, each has more threads."""
+        """Train full-size models, or models of the user's own loop, at the same time. Fewer models get more threads."""
         self.forget_group()
         if not self.children:
             yield from (Finished(task, self._train_part(task, work, work.notify)) for task in tasks)
@@ -201,8 +201,8 @@ class DeviceTrainer:
     def _train_part(self, task: Task, work: Work, notify: Notify) -> Outcome:
         """Train a group, or a full-size model, in this process.
 
-        If a process died before while it trained this group, the group is split. A single trial fails if another
-        process died with it. In a fork, the crash log is empty and stays empty.
+        If earlier processes died while they trained this group, the group is split. A single trial fails if a further
+        process died while it trained the trial. In a fork, the crash log is empty and stays empty.
         """
         what = task.key if task.is_full_size else training_of(task.members, task.span.stop)
         if len(task.members) > 1 and work.doing.suspected(what):
@@ -233,7 +233,7 @@ class DeviceTrainer:
         return joined(self._settled(part, dict(forked([part]))[0], forked, deaths) for part in following)
 
     def _forked(self, tasks: Sequence[Task], work: Work, threads: int) -> Iterator[tuple[int, Any]]:
-        """Train tasks in a process each, as many at the same time as fit memory and cores, and learn what they take."""
+        """Train each task in its own process, as many at a time as memory and cores allow; record memory peaks."""
         kinds = [self._kind(task, work) for task in tasks]
         peaks = self._peaks_of(tasks[0].heat, tasks[0].width)
 
@@ -257,7 +257,7 @@ class DeviceTrainer:
         peaks.keep(self.free / self.cores)
 
     def _at_once(self, tasks: Sequence[Task], work: Work) -> int:
-        """Return how many of these tasks may begin at the same time, by memory alone."""
+        """Return how many of these tasks may begin at the same time, as far as memory allows."""
         peaks = self._peaks_of(tasks[0].heat, tasks[0].width)
         jobs = [Job(task.key, peaks.expected(*self._kind(task, work)), 0.0, 0.0) for task in tasks]
         return len(beside(jobs, Room("", self.free, self.cores)))
@@ -289,7 +289,7 @@ class Given:
 
     Attributes:
         load: Returns an earlier task's checkpoint by its key, on the CPU.
-        seconds: The time that the task may take.
+        seconds: Seconds that the task may take.
         devices: Number of devices that share the full-size trials.
     """
 
@@ -322,7 +322,7 @@ class Trainer:
         self._device = DeviceTrainer(self._problem, may_die=True, share=share)
 
     def describe(self) -> tuple[str, int, str]:
-        """Return `Device.machine`, `Device.cores` and the device's node, which is "" here."""
+        """Return the device's `machine` and `cores`, as in `DeviceTrainer`, and its node, which is "" here."""
         return self._device.machine, self._device.cores, ""
 
     def plan(
@@ -343,7 +343,7 @@ class Trainer:
         def on_epoch(epoch: int, metrics: EpochMetrics) -> None:
             self._notify(1, metrics, told_of(task, epoch, metrics))
 
-        # The state stays on the CPU: under FSDP, a rank's device may have memory for its part only.
+        # The state stays on the CPU, because under FSDP a rank's device may have memory for its part only.
         trial, state = work.trials[task.number], given.load(task.source) if task.source is not None else None
         told = work.should_stop, on_epoch
         outcome = train_target_on_ranks(self._problem, trial, task, state, place, open_store, *told)

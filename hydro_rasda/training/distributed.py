@@ -1,4 +1,4 @@
-"""One full-size model on several ranks: how they find each other, split its parameters, and share BatchNorm statistics.
+"""Train one full-size model on several ranks: let them meet, split its parameters, and average BatchNorm statistics.
 
 Ranks meet through a file on their machine, or through a store on the network. If a model is split (FSDP2,
 `torch.distributed.fsdp.fully_shard`), each rank holds a shard of every parameter, gradient and optimizer state. While a
@@ -34,7 +34,7 @@ ARRIVAL = timedelta(minutes=5)
 
 
 def file_store(path: Path, world: int) -> Store:
-    """Return a store in a file, for ranks of one machine; only their user must be able to enter the file's folder."""
+    """Return a store in a file, for ranks of one machine. No other user should be able to enter the file's folder."""
     # Otherwise gloo listens on all interfaces, and anyone who reaches the machine could write into the training.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     return dist.FileStore(str(path), world)  # type: ignore[attr-defined]  # not exported
@@ -87,7 +87,7 @@ def split(module: nn.Module, world: int, device: torch.device) -> None:
     gathered while the module computes.
 
     Args:
-        module: On its device, with the same weights on all ranks. Only its `forward` may use its parameters.
+        module: A module on its device, with the same weights on all ranks. Only its `forward` may use its parameters.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -116,7 +116,7 @@ def apart(module: nn.Module) -> Iterator[None]:
 def whole(state: Any, keep: bool) -> Any:
     """Return a state on the CPU, with split tensors gathered; each rank calls it.
 
-    Tensors are gathered one at a time. Without `keep`, a rank gets None for each tensor.
+    Tensors are gathered one at a time. If `keep` is false, the rank gets None for each tensor.
     """
     from torch.distributed.tensor import DTensor
 
@@ -146,12 +146,12 @@ def split_like(values: Mapping[Any, Any], tensors: Mapping[Any, Tensor]) -> dict
 
 
 def average_statistics(joint: nn.Module, weight: Callable[[], float] = lambda: 1.0) -> None:
-    """Make the running statistics of BatchNorm the mean over the ranks, after each forward pass in training.
+    """Average the running statistics of BatchNorm over the ranks after each forward pass in training.
 
-    DDP alone keeps the statistics of rank 0, which has seen one batch in `world_size`. Each rank still normalizes by
-    its own batch, because the learning rate was tuned for a batch of that size. (`nn.SyncBatchNorm` normalizes by the
-    global batch.) The resulting mean equals that of one process with the global batch. The variance omits the variance
-    between the ranks' means; for shuffled examples, Bessel's correction makes up for this.
+    DDP alone keeps the statistics of rank 0, which has seen only its own batches. Each rank still normalizes by its own
+    batch, because the learning rate was tuned for a batch of that size. (`nn.SyncBatchNorm` normalizes by the global
+    batch.) The resulting mean equals that of one process with the global batch. The variance omits the variance between
+    the ranks' means; for shuffled examples, Bessel's correction makes up for this.
 
     Args:
         joint: The module that every rank calls, under DDP or FSDP. Within DDP's `no_sync`, nothing is averaged until
@@ -183,17 +183,17 @@ def average_statistics(joint: nn.Module, weight: Callable[[], float] = lambda: 1
 
 
 class Joint(nn.Module):
-    """Model and objective as one module, because DDP only prepares gradients for its module's forward pass."""
+    """Model and objective as one module, because DDP prepares gradients only in the forward pass of its module."""
 
     def __init__(self, model: nn.Module, objective: Objective) -> None:
         super().__init__()
         self.model = model
         self._objective, self._turns = objective, turns(objective)
         some = next(p for p in model.parameters() if p.requires_grad)
-        # DDP warns if it looks for unused parameters and finds none; this parameter is never used.
+        # DDP warns if it looks for unused parameters and finds none. So this parameter is never used.
         self.unused = nn.Parameter(torch.zeros(1, dtype=some.dtype, device=some.device))
 
     def forward(self, batch: Batch, whole: bool = False, part: str | None = None) -> dict[str, Tensor]:
         """Return the metrics of the objective, or of its part `part`; outputs and targets only if `whole`."""
         metrics = (self._objective if part is None else self._turns[part])(self.model, batch)
-        return dict(metrics) if whole else scalars(metrics)  # in other mappings, DDP sees no tensors
+        return dict(metrics) if whole else scalars(metrics)  # DDP finds no tensors in other mappings

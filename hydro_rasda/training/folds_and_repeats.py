@@ -22,7 +22,7 @@ from hydro_rasda.settings.config import TuneConfig, unaveraged
 
 
 def shares_of(each: Sequence[Problem], batch_size: int, epoch: int, shard: Shard) -> Iterator[Share]:
-    """Return the training batches of an epoch. With several models in `each`, a batch is a list of one per model."""
+    """Return the training batches of an epoch. With several models in `each`, a batch is a list of their batches."""
     found = [problem.train_data.shares(batch_size, epoch, shard) for problem in each]
     if len(found) == 1:
         return found[0]

@@ -34,7 +34,7 @@ from hydro_rasda.training.worker_reports import EPOCH_SECONDS, HISTORY
 
 
 def full_size_learner(problem: Problem, trial: Trial, shard: Shard = ALONE) -> SingleLearner:
-    """Return the learner of a trial's full-size model, for one rank or for one of several."""
+    """Return the learner of a trial's full-size model, for a single process or for one of several ranks."""
     settings, model = problem.settings, problem.target(trial)
     ema = settings.race.ema if settings.race.keep == "best" else 0.0
     scale = loss_scale(settings.precision, 1, problem.device)
@@ -143,8 +143,9 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
     """Train a trial's full-size model from its last checkpoint to `max_t`.
 
     Training ends earlier if the loss is not finite, if patience runs out, or if `stop_at` is reached. The worker's data
-    are the problem, and its configuration is `{"trial": number, "config": {hyperparameters}}`. After each epoch, it
-    reports the metrics of `train_epochs` and the keys of `worker_reports`, with `SingleLearner.state` as its state.
+    are the problem, and its configuration is `{"trial": number, "config": {hyperparameters}}`. After each epoch, the
+    worker reports the metrics of `train_epochs` and the keys of `worker_reports`, with `SingleLearner.state` as its
+    state.
 
     `batch_size` of the configuration is the global batch of the trial's first workers, so that they train as one
     process would. When workers are added, each rank keeps its batch, so that the global batch grows (to the nearest
@@ -154,7 +155,7 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
     if worker.device.type == "cpu":
         keep_freed_memory()
     shared: Problem = worker.data
-    # Hooks time and rescale steps: a recording calls none.
+    # Steps are not recorded, because a recording would not call the hooks that time and rescale steps.
     (problem,) = shared.on(worker.device).with_settings(graph=False).each("race")
     trial = Trial(worker.config["trial"], worker.config["config"])
     shard = Shard(worker.rank, worker.world_size)
@@ -186,7 +187,7 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
 
 
 TIMEOUT = timedelta(minutes=30)
-"""If the others wait longer than this for a rank, it is taken for dead."""
+"""A rank counts as dead if the other ranks wait longer than this for it."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ class RankPlace:
     """The place of a process among those that train one full-size model.
 
     Attributes:
-        growth: Number of ranks, divided by the number of workers of a new trial.
+        growth: Number of ranks, divided by the number of workers with which trials start.
         through: The backend of torch.distributed. NCCL needs a GPU for each rank.
         carried: The values of `Worker.saved` besides the training state: "rescaled" and "measured".
     """
@@ -206,10 +207,10 @@ class RankPlace:
 
     @contextlib.contextmanager
     def joined(self, open_store: Callable[[], Store]) -> Iterator[None]:
-        """Join all ranks to the default process group, for the time of the context.
+        """Within the context, let this rank belong to the default process group of all ranks.
 
         After an error the group stays open, because closing it could wait forever for the other ranks. The process must
-        not be used again.
+        not be used again after an error.
         """
         if self.shard.world == 1:
             yield

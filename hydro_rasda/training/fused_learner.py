@@ -98,7 +98,7 @@ class FusedLearner:
         self._schedule(epoch, steps)
         batch = share.batch if self._models == 1 else self.side_by_side(share.batch)
         if batch is None:
-            # The models' batches differ in shape, so that members train one after another, each on its own batch.
+            # The models' batches differ in shape, so members train one after another, each on its own batch.
             before, given = self.fused.one_by_one, cycle(share.batch)
             self.fused.one_by_one = True
             try:
@@ -108,11 +108,14 @@ class FusedLearner:
         return self._update(batch) if self._graph is None else self._graph(batch)
 
     def side_by_side(self, batches: Sequence[Batch]) -> Batch | None:
-        """Return one batch [N, K, ...] for all K members, from a batch for each model of a trial; see `stacked`."""
+        """Join a batch for each model of a trial into one batch [N, K, ...] for all K members; None as in `stacked`."""
         return stacked(batches, self.fused.K // self._models)
 
     def _update(self, batch: Batch, given: Iterator[Batch] | None = None) -> Mapping[str, Tensor]:
-        """Update by each part of the objective in turn: on `batch`, or each member on the next batch of `given`."""
+        """Update the members by each part of the objective in turn.
+
+        Members train on `batch`. If `given` is not None, each member trains on the next batch of `given` instead.
+        """
         metrics = dict[str, Mapping[str, Tensor]]()
         scale, norms = self._scale, [read(config, "grad_clip") for config in self._configs]
         for part, objective in self._turns.items():
@@ -161,7 +164,7 @@ class FusedLearner:
         """Evaluate each model of the trials on its own batch.
 
         Args:
-            batches: One for each model of a trial; None for a model that has no batch left.
+            batches: A batch for each model of a trial; None for a model that has no batch left.
 
         Returns:
             For each model of a trial, the metrics [T] of T trials; None if the model had no batch.
@@ -204,7 +207,8 @@ class FusedLearner:
 
         Args:
             positions: The members of `state` to load; None for all.
-            hyperparameters: If False, members keep the hyperparameters with which this learner was made.
+            hyperparameters: True to load the hyperparameters of `state`, too; False to keep those with which this
+                learner was made.
         """
         self.fused.load_state_dict(state["model"], members=positions)
         self.fused.written |= frozenset(state["written"])
@@ -233,7 +237,7 @@ class FusedLearner:
             self._configs = [self._configs[p] for p in positions]
 
     def copy(self, sources: Mapping[int, int]) -> None:
-        """Overwrite members (keys) by copies of others (values): weights, buffers, optimizer state and loss scale."""
+        """Overwrite each member `k` by member `sources[k]`: weights, buffers, optimizer state and loss scale."""
         for part in self._parts:
             part.copy(sources)
 
@@ -241,7 +245,8 @@ class FusedLearner:
         """Continue with new configurations, as if a learner made with `configs` had loaded this learner's state.
 
         Args:
-            modules: A newly built module for each member whose floats (such as a dropout rate) change, by position.
+            modules: Map the position of each member whose floats (such as a dropout rate) change to a newly built
+                module.
         """
         if modules:
             self.fused.set_floats(modules)

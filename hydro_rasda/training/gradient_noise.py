@@ -1,4 +1,4 @@
-"""The gradient noise scale: the batch size beyond which each example teaches clearly less.
+"""The gradient noise scale: the batch size beyond which each further example helps clearly less.
 
 McCandlish et al., "An empirical model of large-batch training" (2018), section 2.2 and appendix A.1.
 """
@@ -65,12 +65,13 @@ class GradientNoise:
         self._first: tuple[Tensor, float] | None = None
         if isinstance(model, DistributedDataParallel):
             self._world = dist.get_world_size()
-            # DDP refuses an annotation of the hook's arguments other than the exact class; a lambda has none.
+            # DDP refuses a hook with other annotations of its arguments than the exact class. A lambda has no
+            # annotations.
             model.register_comm_hook(self, lambda noise, bucket: noise._average(bucket))
 
     @property
     def scale(self) -> float:
-        """The noise scale B, in examples; inf if the gradient is lost in the noise, NaN before the first step.
+        """The noise scale B, in examples; inf if the estimate of |G|^2 is not positive, NaN before the first step.
 
         On several ranks, it is this rank's estimate until `settle` is called.
         """
@@ -86,10 +87,12 @@ class GradientNoise:
 
         Args:
             examples: Number of examples whose mean loss is differentiated.
-            weight: Factor of the loss: this rank's share of all examples, times the number of ranks. 0 for a filler.
+            weight: Factor of the loss: this rank's share of all examples, times the number of ranks. 0 if this rank has
+                no example left.
             scale: A further factor, the same on all ranks, as a tensor on the device; None for 1.
-            multiplier: If examples have unequal weights: the factor that the loss has in place of `weight`, as a tensor
-                on the device. `weight` is still this rank's share.
+            multiplier: If examples have unequal weights, the factor of the loss in place of `weight`, as a tensor on
+                the device. `weight` then only describes this rank's share of the examples. None if examples have equal
+                weights.
         """
         self._share, self._scale, self._multiplier = (float(examples), weight), scale, multiplier
 
@@ -104,19 +107,21 @@ class GradientNoise:
             return
         signal = (out_of * big - of * small) / (out_of - of)
         noise = (small - big) / (1 / of - 1 / out_of)
-        # Both averages begin at 0. Their quotient needs no correction for this, as both are too small by one factor.
+        # Both averages begin at 0. Their quotient needs no correction for this, because both are too small by the same
+        # factor.
         self._signal += (signal - self._signal) / HORIZON
         self._noise += (noise - self._noise) / HORIZON
         self._measured = True
 
     def after_backward(self, examples: int, out_of: int) -> None:
-        """Tell that a single rank has differentiated a micro-batch; on several ranks, do nothing.
+        """Record that a single rank has differentiated a micro-batch; on several ranks, do nothing.
 
-        A step with several micro-batches computes two norms more. Its g is the gradient of the first micro-batch.
+        In a step with several micro-batches, g is the gradient of the first one. Such a step computes two more norms.
 
         Args:
             examples: Number of examples in the micro-batch.
-            out_of: Number of examples in the step. A micro-batch's loss is the sum over its examples, divided by this.
+            out_of: Number of examples in the step. A micro-batch's loss is the sum over its examples, divided by
+                `out_of`.
         """
         if self._world > 1:
             return
@@ -131,7 +136,7 @@ class GradientNoise:
             self._seen, self._first = 0.0, None
 
     def settle(self, device: torch.device) -> None:
-        """Average the measurements over all ranks; each rank calls it, on its device."""
+        """Average the measurements over all ranks. Each rank calls this method with its own device."""
         self._read()
         if self._world > 1:
             found = torch.tensor([self._signal, self._noise, self._measured], dtype=torch.float64, device=device)
@@ -198,7 +203,7 @@ class GradientNoise:
 
 
 def _squared_norm(tensor: Tensor, scale: Tensor | None) -> Tensor:
-    """Return the squared norm of a tensor before it was multiplied by `scale`, summed in at least 32 bits."""
+    """Return the squared norm that a tensor had before it was multiplied by `scale`, computed in at least 32 bits."""
     dtype = torch.promote_types(tensor.dtype, torch.float32)
     norm: Tensor = torch.linalg.vector_norm(tensor, dtype=dtype)
     return (norm if scale is None else norm / scale.squeeze()).square()

@@ -1,4 +1,4 @@
-"""Train a group of K surrogates as one on a device, from one milestone to the next."""
+"""Train a group of K surrogates as one fused model on a device, from one milestone to the next."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ OnEpoch = Callable[[int, EpochMetrics], None]
 
 
 class LiveGroup:
-    """The group that this process trained last, still on its device: survivors continue without a rebuild."""
+    """The group that this process trained last, kept on its device, so that survivors continue without a rebuild."""
 
     def __init__(self) -> None:
         self._key, self._group, self._trials = "", Group("", (), False), dict[int, Trial]()
         self._learner: FusedLearner | None = None
 
     def put(self, key: str, group: Group, trials: Mapping[int, Trial], learner: FusedLearner) -> None:
-        """Keep the group that the task `key` trained to its end."""
+        """Keep the group that the task `key` has trained."""
         learner.optimizer.zero_grad()
         self._key, self._group, self._learner = key, group, learner
         self._trials = {number: trials[number] for number in group.members}
@@ -60,8 +60,8 @@ class LiveGroup:
         """Return the kept learner, prepared for a task; None if the task's group must be rebuilt from checkpoints.
 
         Either way, the group is no longer kept. The learner is reused only if a rebuild would give the same result to
-        the last bit. So modules that change their own attributes while they run are rebuilt. So are members whose new
-        configuration changes the structure, such as a float in a tuple.
+        the last bit. Therefore, the group is rebuilt if modules change their own attributes while they run, or if a
+        member's new configuration changes its structure (such as a float in a tuple).
         """
         learner, before = self._learner, self._group
         self.drop()
@@ -111,16 +111,17 @@ def train_group(
     on_epoch: OnEpoch = lambda epoch, metrics: None,
     live: LiveGroup | None = None,
 ) -> Outcome:
-    """Train a group to its milestone, fused. If vmap cannot run the model, members train one after another.
+    """Train a group to its milestone as one fused model. If vmap cannot run the model, members train one by one.
 
-    If members have not trained together before, one batch first compares the group with each member alone.
+    If members have not trained together before, the group is first compared with each member alone on one batch.
 
     If memory runs out, the group starts again from its checkpoint without recorded steps. If it runs out again, the
-    group's halves train one after the other. A single member at last trains with each batch in micro-batches. After any
-    other error, members start again one by one, so that only members that raise by themselves fail.
+    group's halves train one after the other. If even a single member does not fit, it trains with each batch in
+    micro-batches. After any other error, members start again one by one, so that only members that raise by themselves
+    fail.
 
     Args:
-        live: The group that this process trained last; the new group replaces it.
+        live: The group that this process trained last; the new group replaces it. None to keep no group.
     """
 
     members, (group,) = task.members, task.groups
@@ -141,7 +142,7 @@ def train_group(
                 return Outcome.failed(members[0], traceback.format_exc())
             if isinstance(error, FusionMismatch):
                 warn(f"{len(members)} trials train each by itself: {error}", FusionWarning)
-        # The failed attempt's tensors can only be freed here: within `except`, the error's traceback holds them.
+        # The failed attempt's tensors can only be freed here, because the error's traceback holds them within `except`.
         free_memory()
         if not goes_on:
             break
@@ -183,7 +184,7 @@ def _train(
 
 
 def _built(problem: Problem, trials: Mapping[int, Trial], task: Task, load: Load) -> FusedLearner:
-    """Build a group's learner, new or from its members' checkpoints, and check on one batch that it trains as one."""
+    """Build a group's learner, with initial weights or from checkpoints, and check its fused training on one batch."""
     members, (group,) = task.members, task.groups
     known = False
     if task.sources:
@@ -211,7 +212,7 @@ def _built(problem: Problem, trials: Mapping[int, Trial], task: Task, load: Load
 
 
 def joined(outcomes: Iterable[Outcome]) -> Outcome:
-    """Join the outcomes of a task's parts to the outcome of the task."""
+    """Join the outcomes of a task's parts into one outcome of the task."""
     whole, *others = outcomes
     for outcome in others:
         whole.checkpoint += outcome.checkpoint
@@ -228,7 +229,7 @@ def _start(problem: Problem, trials: Mapping[int, Trial], members: Sequence[int]
 
 
 def states_of(problem: Problem, trials: Mapping[int, Trial], number: int, source: str, load: Load) -> list[State]:
-    """Return the states from which `SingleLearner` continues a trial's models, if surrogates have full width.
+    """Return the states from which `SingleLearner` continues a trial's models after a sweep at full width.
 
     If the trial has fewer models at full size than in the sweep, only the first ones continue.
     """
@@ -254,8 +255,9 @@ def _resume(
     """Build the learner of a group from the checkpoints of the groups in which its members trained before.
 
     Returns:
-        The learner, with members in the order of `members`; and whether any of them trained in a group of several
-        models. Groups that failed the check of fused training have trained one by one.
+        The learner, with members in the order of `members`, and a flag. The flag is True if any member has trained in a
+        group of several models. Members that failed the check of fused training have trained one by one, so they do not
+        count.
     """
     going_on: dict[int, list[int]] = {}
     for number in members:

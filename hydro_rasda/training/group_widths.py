@@ -1,4 +1,6 @@
-"""Measure how many trials of a kind should train as one, and whether compiled; remember the result for a while.
+"""Measure how many trials of a kind should train as one fused group, and whether compiling its steps pays.
+
+The models of trials of one kind can be fused. The width of a group is its number of members.
 
 Measurements vary from run to run, and the width of a group changes the last digits of its results. Measurements are
 therefore kept for later runs on this machine (`hydro_rasda.run.cache`), so that the same call gives the same result.
@@ -53,26 +55,27 @@ from hydro_rasda.training.lr_and_decay_by_parameter import multipliers, optimize
 COMPILED_FROM = 300.0
 """Compiled steps are tried if training from one milestone to the next takes at least this many seconds.
 
-Compiling a small model's step takes 10 to 30 seconds. Little is lost if compiled steps are no faster.
+Compiling a small model's step takes 10 to 30 seconds. This loss is small if compiled steps are no faster.
 """
 
 MEASURED_FROM = 2000
 """Widths are measured on a CPU if the sweep's longest trials have at least this many steps.
 
-A measurement takes as long as about 30 steps of each trial: 5 % of such a sweep, as halving stops most trials early.
+A measurement takes as long as about 30 steps of each trial. That is 5 % of such a sweep, because halving stops most
+trials early.
 """
 MEASURED_FROM_S = 10.0
-"""Widths are also measured if such a trial would take at least this many seconds with the full-size model.
+"""Widths are also measured if the longest trials would take at least this many seconds with full-size models.
 
-A few models train slower as a group than one after another. With long steps, a wrong guess would cost minutes.
+Some models train slower as a group than one after another. With long steps, a wrong guess would cost minutes.
 """
 UNMEASURED = 20
-"""Most members of a group if widths are not measured.
+"""Largest number of members of a group if widths are not measured.
 
 In `benchmarks/results/fusion_throughput.md`, groups of 16 have at least 74 % of the best group's speed.
 """
 FEW_STEPS, UNMEASURED_OF_FEW = 100, 160
-"""Below `FEW_STEPS` steps of the sweep's longest trials, unmeasured groups have up to `UNMEASURED_OF_FEW` members.
+"""If the longest trials have fewer than `FEW_STEPS` steps, unmeasured groups have up to `UNMEASURED_OF_FEW` members.
 
 For such short trials, fusing and checking a group takes longer than training it.
 """
@@ -80,10 +83,10 @@ GAIN = 2.0
 """Groups that are not measured are assumed to train this many times as fast as single trials."""
 
 SECONDS_PER_WIDTH = 0.03
-"""Time to measure each width, which is short compared with a sweep. A few steps are measured in any case."""
+"""Seconds to measure each width, a short time compared with a sweep. At least a few steps are always measured."""
 
 ONE_BY_ONE, AS_WRITTEN = "trials train one after another", "steps are not compiled"
-"""The consequences if groups, or their compiled steps, cannot be measured."""
+"""Texts of warnings: the consequence if groups cannot be measured, and if their compiled steps cannot."""
 
 MEASURING = 1 / 4
 """Measuring, building of models included, takes at most this share of the sweep's remaining time."""
@@ -99,15 +102,16 @@ def planned_widths(
     singles: bool = False,
     seconds: float = math.inf,
 ) -> dict[str, Widths]:
-    """Find, for each kind, the width at which a group trains fastest and fits memory, and the least width that pays.
+    """Find for each kind the fastest group width that fits memory, and the smallest width that pays.
 
     Nothing is measured for a sweep that is hardly longer than the measurement; see `MEASURED_FROM`.
 
     Args:
         kinds: Map the digest of a kind to its trials, in the order in which groups take them.
         cores: Cores of the device. Each core trains a part of a group on one thread; all cores share the memory.
-        forked: True if forked processes measure, not this one.
+        forked: True if forked processes measure; False if this process does.
         memory: Bytes for all cores together; None for all free memory of the system.
+        peaks: If given, it receives the estimated memory peaks of groups.
         singles: If true, kinds with a single trial for each core are measured, too.
         seconds: Time left for the sweep. Measuring takes at most the share `MEASURING` of it. Kinds that are not
             measured in time get the widths of single trials, marked as `assumed`.
@@ -148,9 +152,10 @@ def planned_widths(
 
 
 def _assumed(problem: Problem, trial: Trial, room: float) -> Widths | None:
-    """Assume widths of groups for a short sweep on a CPU; return None if they should be measured.
+    """Return assumed widths of groups for a short sweep on a CPU; None if the widths should be measured.
 
-    They should be measured if trials have many steps or an unknown number, or if a group may exceed `room` bytes.
+    Widths should be measured if trials have many steps, if the number of steps is unknown, or if a group may exceed
+    `room` bytes.
     """
     models, stop = problem.settings.models("sweep"), problem.settings.sweep_milestones[-1]
     steps, seconds = problem.train_data.steps(trial.batch_size), problem.steady_epoch_seconds
@@ -171,10 +176,10 @@ def _measured(
     until: float,
     otherwise: str,
 ) -> dict[str, Measured | None]:
-    """Measure kinds, in `children` forked processes at a time, and remember each measurement under its key.
+    """Measure kinds in `children` forked processes at a time, and remember the measurement of each kind under its key.
 
-    Return None for a kind that could not be measured, and warn of the consequence, `otherwise`. See `planned_widths`
-    for `until`.
+    `work[kind]` measures a kind. Measuring ends at the time `until` of the monotonic clock. A kind that could not be
+    measured gets None, and a warning names the consequence, `otherwise`.
     """
     pace = HangDetector("nothing was measured", foreseen=problem.epoch_seconds)
     found = dict[str, Measured | None]()
@@ -199,7 +204,7 @@ def _with_compiled(
     """Add the speedup of compiled steps to the widths of kinds that train long enough for compiling to pay.
 
     Args:
-        until: No measurement starts after this time of the monotonic clock.
+        until: Time of the monotonic clock at which measuring ends.
         end: Time of the monotonic clock at which training ends.
     """
     found, work = dict[str, Measured | None](), dict[str, Callable[[], Measured | None]]()
@@ -221,7 +226,7 @@ def _with_compiled(
 
 
 def _longest_training(problem: Problem, batch_size: int) -> float:
-    """Return the most steps between two milestones of the sweep; 0 if steps are never compiled."""
+    """Return the largest number of steps between two milestones of the sweep; 0 if steps are never compiled."""
     settings = problem.settings
     if settings.graph is False or problem.device.type != "cpu":
         return 0.0
@@ -235,7 +240,7 @@ def _peak(measured: Measured, width: int) -> float:
 
 
 def _updates(trials: Sequence[Trial]) -> str:
-    """Name the work of a step besides the model's forward and backward pass: optimizers and clipping."""
+    """Name the work of a step besides the forward and backward pass: the optimizers, and gradient clipping if used."""
     named = [(optimizer_name(own), own) for trial in trials for own in configs_of_parts(trial.config).values()]
     kinds = {name for name, _ in named}
     own = {digest(content(read(config, "optimizer"))) for name, config in named if name == OWN}
@@ -246,7 +251,7 @@ def _updates(trials: Sequence[Trial]) -> str:
 def _widths(measured: Measured | None, room: float) -> Widths:
     """Return the widths of a kind; the width of single trials if `measured` is None.
 
-    The measured best width may not fit `room` (bytes for one core) if there was more memory when it was measured. Then
+    If there was more memory during the measurement, the best width may not fit `room` (bytes for one core) now. Then
     the best width that fits is chosen.
     """
     if measured is None:
@@ -262,7 +267,7 @@ def _widths(measured: Measured | None, room: float) -> Widths:
 def widths_from(throughput: Mapping[int, float], most: int) -> Widths:
     """Derive widths from measured throughputs.
 
-    `throughput` maps a width to the steps per second, summed over trials. Width 1 means one after another.
+    `throughput` maps a width to the steps per second, summed over trials. At width 1, trials train one after another.
 
     >>> widths_from({1: 100.0, 2: 70.0, 4: 120.0, 8: 240.0}, most=8).least
     4
@@ -338,7 +343,7 @@ def _code() -> str:
 def measure_widths(problem: Problem, trials: Sequence[Trial], batch: Batch, room: float, cores: int) -> Measured | None:
     """Measure the trials' speed and memory at each width; if that fails, warn and return None.
 
-    If a single trial does not fit a core's part of the memory, a single trial is measured with all of the memory.
+    If a single trial does not fit a core's part of the memory, it is measured with all of the memory.
 
     Args:
         trials: Trials of one kind, for one core.
@@ -396,7 +401,7 @@ def measure_compiled(problem: Problem, trials: Sequence[Trial]) -> Measured | No
 
 
 def _warn_unmeasured(what: str, why: str) -> None:
-    """Warn that the speed of groups is unknown for the reason `why`, and of the consequence `what`."""
+    """Warn that the speed of groups could not be measured; `what` is the consequence, and `why` the reason."""
     warn(f"{what}, because measuring how fast groups train failed: {why}")
 
 
@@ -408,7 +413,7 @@ def _loss(problem: Problem, model: nn.Module, part: Batch) -> Tensor:
 def _measuring(problem: Problem) -> Iterator[None]:
     """Measure with the precision of training and without warnings.
 
-    The caller warns of obstacles, because the warnings are due even if the result comes from an earlier measurement.
+    The caller warns of obstacles, because users should see the warnings even if an earlier measurement is used.
     """
     with warnings.catch_warnings(), matrix_products(problem.settings.precision):
         warnings.simplefilter("ignore", FusionWarning)

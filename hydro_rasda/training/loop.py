@@ -38,10 +38,10 @@ def train_epochs(
 
     Training ends before `span.stop` if no member has a finite loss, or if `should_stop()` is true after an epoch.
 
-    On several ranks, every rank calls this function, and trains and validates on its share of the data. All ranks yield
-    the same metrics, which are exact means over all examples that count, and stop together. The model learns as in one
-    process with the same batch size, with two exceptions. Each rank draws its own random numbers, and BatchNorm
-    normalizes by the rank's share of a batch. BatchNorm's running statistics are means over the ranks.
+    On several ranks, every rank calls this function, and trains and validates on its share of the data. All ranks stop
+    together and yield the same metrics, which are exact means over all examples. The model learns as in one process
+    with the same batch size, with two exceptions. Each rank draws its own random numbers, and BatchNorm normalizes by
+    the rank's share of a batch. BatchNorm's running statistics are means over the ranks.
 
     Args:
         learner: K models, or one rank of a single model. If a trial trains several models in the sweep, they lie side
@@ -84,7 +84,7 @@ def keep_best(learners: Sequence[SingleLearner], problem: Problem, epoch: int, m
 
     Returns:
         The metrics of the weights that count: the averaged weights or the last step's. The compared metrics of the
-        other weights are added under other names.
+        other weights are added, under names from `unaveraged` or `averaged`.
     """
     settings = problem.settings
     metrics = _of_better_weights(metrics, settings, epoch == settings.max_t)
@@ -96,10 +96,10 @@ def keep_best(learners: Sequence[SingleLearner], problem: Problem, epoch: int, m
 
 
 def _of_better_weights(metrics: EpochMetrics, settings: TuneConfig, at_end: bool) -> EpochMetrics:
-    """At the end, return the metrics of the last step's weights if averaged weights are worse.
+    """Return the metrics of averaged weights; at the end, return those of the last step's weights if they are better.
 
-    Averaged weights lag behind while a model still improves. At earlier epochs they count in any case, because a choice
-    among more candidates would depend more on luck.
+    Averaged weights lag behind while a model still improves. At earlier epochs the averages count in any case, because
+    a choice among more candidates would depend more on luck.
     """
     own = {name: metrics[unaveraged(name)] for name in metrics if unaveraged(name) in metrics}
     known = {name: value for name, value in metrics.items() if name not in map(unaveraged, own)}
@@ -113,7 +113,7 @@ def _of_better_weights(metrics: EpochMetrics, settings: TuneConfig, at_end: bool
 
 
 def _validated(learner: Learner, problem: Problem, batch_size: int, averaged: bool = True) -> EpochMetrics:
-    """Return the validation metrics over all ranks, of averaged weights or of the last step's weights.
+    """Return the validation metrics over all ranks; `averaged` is as in `Learner.evaluating`.
 
     With folds, each model of a trial is validated on its own examples.
     """
@@ -140,7 +140,7 @@ def _validated(learner: Learner, problem: Problem, batch_size: int, averaged: bo
 
 
 def _evaluated(learner: Learner, shares: Sequence[Share | None]) -> Sequence[Mapping[str, Tensor] | None]:
-    """Return the metrics of the learner's models, or of each model of its trials if each has a batch of its own."""
+    """Return the metrics of all models on the only share; or, for several shares, those of each share's own models."""
     batches = [None if share is None else share.batch for share in shares]
     if len(batches) == 1:
         return [learner.evaluate(batches[0])]

@@ -1,4 +1,4 @@
-"""Optimizer settings of each parameter: from the configuration, muP's factors, and the objective's own settings."""
+"""Compute each parameter's optimizer settings from the configuration, muP's factors and the objective's settings."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hydro_rasda.problem.precision import as_given
 from surrogate import lr_multipliers, weight_decay_multipliers
 
 Multipliers = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""Arguments of `fusion.optim.optimizer` and `fusion.fused_optimizer`: optimizer -> parameter -> factor."""
+"""Factors `multipliers[argument][optimizer][parameter]`; the arguments are keywords of `fusion.fused_optimizer`."""
 
 
 def optimizer_settings(objective: Objective, model: nn.Module, config: Mapping[str, Any]) -> OptimizerSettings:
-    """Return the settings that the objective's method `optimizer_settings` returns; without one, the configuration's.
+    """Return the settings from the objective's method `optimizer_settings`; if it has none, the configuration's.
 
     Learning rates by role (such as `lr.head`) are expanded to learning rates by parameter.
     """
@@ -33,7 +33,7 @@ def optimizer_settings(objective: Objective, model: nn.Module, config: Mapping[s
 
 
 def multipliers(settings: OptimizerSettings, module: nn.Module, surrogate: float) -> Multipliers:
-    """Return factors of learning rates and weight decays for each optimizer: muP's, times those of the objective.
+    """Return factors of learning rates and weight decays for each optimizer: muP's factors times the objective's.
 
     Args:
         surrogate: The width of `module` as a ratio of the full width.
@@ -51,7 +51,7 @@ def multipliers(settings: OptimizerSettings, module: nn.Module, surrogate: float
 
 
 def check_rule(config: Mapping[str, Any]) -> None:
-    """Raise ValueError if no rule is known for how an optimizer's learning rates change with the width."""
+    """Raise ValueError if no rule is known that scales an optimizer's learning rates with the width."""
     for part, own in configs_of_parts(config).items():
         if optimizer_name(own) == OWN and Hyperparameters.from_config(own).kind == OWN:
             rule = "of a class of torch.optim that has a name here: for others nobody knows how learning rates of "

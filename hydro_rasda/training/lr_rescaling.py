@@ -1,9 +1,9 @@
 """Learning rates for a global batch that grows with the workers (RASDA, section 3.2).
 
 Each worker keeps its batch size, so that `f` times the workers make a global batch `f` times as large. The learning
-rate is multiplied by `f`, which a linear warm-up reaches after each change. The paper uses `sqrt(f)` for Adam, which
-trained worse for the same number of examples (`benchmarks/results/large_batch.md`). Adaptive optimizers that were not
-measured there use `sqrt(f)`.
+rate is multiplied by `f`; after each change, a linear warm-up leads to the new rate. The paper uses `sqrt(f)` for Adam,
+which trained worse for the same number of examples (`benchmarks/results/large_batch.md`). Adaptive optimizers that were
+not measured there use `sqrt(f)`.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def lr_factor(growth: float, rule: Rule, optimizer: Optimizer) -> float:
         rule: "linear", "sqrt", "none", "auto", "paper", or a function of `growth`. "auto" is linear for SGD, ASGD,
             Schedule-Free SGD, Adam and AdamW, and sqrt for other adaptive optimizers. "paper" is linear for all kinds
             of SGD, and sqrt for all adaptive optimizers.
-        optimizer: Decides what "auto" and "paper" mean. If parts of a model have several optimizers, the factor
-            closest to 1 is used.
+        optimizer: The rules "auto" and "paper" depend on its class. If parts of a model have several optimizers, the
+            factor closest to 1 is used.
 
     Raises:
         ValueError: If `growth` is not a finite number >= 0, if `optimizer` is not a torch optimizer, if `rule` is
@@ -78,14 +78,15 @@ def lr_factor(growth: float, rule: Rule, optimizer: Optimizer) -> float:
 class RescaledLR:
     """Multiply an optimizer's learning rates during its steps.
 
-    Learning rate schedules do not see the change: outside `optimizer.step`, the learning rates are the user's own.
+    Schedules do not see the change, because outside `optimizer.step` the learning rates are the user's own.
 
-    Step `i` after a change, counted from 0, uses `start + (target - start) * min(1, (i + 1) / warmup_steps)`.
+    Step `i` after a change, counted from 0, multiplies by `start + (target - start) * min(1, (i + 1) / warmup_steps)`.
 
     Args:
         growth: Number of workers now, divided by the number at the trial's start.
         warmup_steps: Number of optimizer steps in which the multiplier changes to its new value; 0 for no warm-up.
-        state: An earlier `state_dict`. An interrupted warm-up continues; a new multiplier starts a new warm-up.
+        state: An earlier `state_dict`: an interrupted warm-up continues, but a new multiplier starts a new warm-up.
+            None at first.
 
     Raises:
         ValueError: If `warmup_steps` is negative, or for the reasons of `lr_factor`.

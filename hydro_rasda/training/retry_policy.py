@@ -1,4 +1,4 @@
-"""Rules for what to retry after a training raised an error or its process died, on any backend."""
+"""Rules of all backends for retries after a training raised an error or its process died."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class Deaths:
     """Count the deaths of each task's process, and decide what to train next.
 
     After the first death, the whole task is tried once more, because other processes may have used up the memory. After
-    the second, a group is halved, so that only trials fail whose own process dies. Each half has as many tries.
+    the second, a group is halved, so that a trial fails only if its own process dies. Each half has the same number of
+    tries.
     """
 
     def __init__(self) -> None:
@@ -38,5 +39,5 @@ class Deaths:
 
 
 def failure(how: str, did: str = "trained") -> str:
-    """Return the error message of work whose process died each time."""
+    """Return the error message for work whose process died at every try; `did` is the verb for the work."""
     return f"the process that {did} it died {DEATHS} times: {how}"

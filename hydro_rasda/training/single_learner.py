@@ -66,7 +66,7 @@ class Learner(Protocol):
         """Take one training step: forward, backward, update.
 
         Args:
-            epoch: The time in epochs, fractions included.
+            epoch: The time since the start of the training in epochs, with a fraction.
             steps: Number of steps in an epoch; 1 if it is unknown.
 
         Returns:
@@ -123,7 +123,7 @@ class SingleLearner:
             self._joint = Joint(model, objective)
             split(self._joint, shard.world, next(model.parameters()).device)
         elif shard.world > 1:
-            # Steps may use different parameters, as with stochastic depth.
+            # DDP must look for unused parameters, because steps may use different ones, as with stochastic depth.
             self._joint = DistributedDataParallel(Joint(model, objective), find_unused_parameters=True)
         self._weight = 1.0
         if self._joint is not None:
@@ -183,7 +183,7 @@ class SingleLearner:
     def _take_turn(self, part: str, batch: Batch, weight: float) -> dict[str, Tensor]:
         with moving(part, self.model, dict(self.model.named_parameters()) if part else {}):
             metrics = self._backward(part, batch, weight)
-        make_dense(self.model.parameters())  # as in a fused group: few optimizers take sparse gradients
+        make_dense(self.model.parameters())  # as in a fused group, because few optimizers take sparse gradients
         scale = self._scale
         takes = None if scale is None else scale.unscale_module(self.model)
         max_norm = read(self._config, "grad_clip")
@@ -223,8 +223,8 @@ class SingleLearner:
         """Describe the next gradients to the measurement of gradient noise.
 
         Args:
-            own: This rank's sum of example weights, and `mean`, the mean of the sums over the ranks; None if all
-                examples have the same weight.
+            own: This rank's sum of example weights; None if all examples have the same weight.
+            mean: The mean of these sums over the ranks; None if `own` is None.
         """
         if self.noise is not None:
             scale = None if self._scale is None else self._scale.scale_K
@@ -250,7 +250,7 @@ class SingleLearner:
 
     @contextmanager
     def evaluating(self, averaged: bool = True) -> Iterator[None]:
-        """See `Learner`; all ranks must enter it."""
+        """See `Learner`; all ranks must enter the context."""
         self.train_mode(False)
         if averaged and self._average is not None and self._average.differs:
             with self._average.in_place():
@@ -283,8 +283,8 @@ class SingleLearner:
         They are the same on all ranks; after an evaluation, all ranks have the buffers of rank 0. If the model is
         split, all ranks must call this method together, and only rank 0 gets the tensors.
 
-        "model" has the last step's weights, or those that the optimizer evaluates with; see `weights_of`. If epochs are
-        remembered, "best" is the kept one; see `bettered`. If weights are averaged, "average" is the state of the
+        "model" has the last step's weights, or those that the optimizer evaluates with; see `weights_of`. If an epoch
+        was remembered, "best" is its entry; see `bettered`. If weights are averaged, "average" is the state of the
         average.
         """
         more: dict[str, Any] = {} if self._best is None else {"best": self._best}
@@ -327,7 +327,8 @@ class SingleLearner:
 def weights_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
     """Return the weights for evaluation as "model".
 
-    An optimizer such as Schedule-Free trains other weights than it evaluates. These are added as "trained".
+    An optimizer such as Schedule-Free trains other weights than it evaluates. The trained weights are added as
+    "trained".
     """
     if not has_modes(optimizer):
         return {"model": model.state_dict()}

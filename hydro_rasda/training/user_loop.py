@@ -61,6 +61,7 @@ class SpanWorker(Worker):
         should_stop: Called after each epoch; rank 0's answer counts.
         on_epoch: Called by rank 0 after each epoch.
         kept: Names of further values that the run keeps besides metrics.
+        carried: Values of `Worker.saved` besides the state, see `RankPlace`.
 
     Attributes:
         history: The epochs and their metrics, on rank 0.
@@ -128,7 +129,7 @@ class SpanWorker(Worker):
         """Return the last reported state; `before` if nothing was reported.
 
         Raises:
-            ValueError: If there is neither, on rank 0.
+            ValueError: On rank 0, if nothing was reported and `before` is None.
         """
         if self.rank == 0 and self.saving is None and before is None:
             raise ValueError("`train` returned without a report, but must end each epoch with `worker.report(...)`")
@@ -149,12 +150,13 @@ class SpanWorker(Worker):
 
 
 class KeptReports:
-    """The part of a training function's reports that a run keeps; training goes on from the checkpoint `state`."""
+    """The part of a training function's reports that a run keeps; `state` is the earlier checkpoint, if any."""
 
     def __init__(self, settings: TuneConfig, state: Mapping[str, Any] | None) -> None:
         self._settings = settings
         self._best = None if state is None else state.get("best")
-        # A checkpoint of the library's own loop has no "own": a user may pass `train` only in a later call.
+        # A checkpoint of the library's own loop has no "own". It can be the start here, because a user may add `train`
+        # in a later call.
         self.own: State | None = None if state is None else state.get("own", state)
 
     def taken(self, epoch: int, metrics: Mapping[str, Any], saving: Saving) -> tuple[dict[str, Any], Saving]:
@@ -219,7 +221,7 @@ def train_own(
 
 @contextlib.contextmanager
 def _in_one_process() -> Iterator[None]:
-    """End processes that the user's function forked before they leave that function and run the library's code."""
+    """If the user's function forks, end the child where it leaves that function, so that it runs no library code."""
     here = os.getpid()
     try:
         yield
@@ -229,16 +231,16 @@ def _in_one_process() -> Iterator[None]:
 
 
 def train_own_on_rank(worker: SpanWorker) -> None:
-    """Call the user's function on one rank, from the worker's last checkpoint; it returns, or `Over` is raised.
+    """Call the user's function on one rank, from the worker's last checkpoint; the function returns or raises `Over`.
 
-    If the function returned early before, in a sweep from which full-size training goes on, it is not called again.
+    If the checkpoint comes from a sweep in which the function returned early, the function is not called again.
     """
     problem: Problem = worker.data
     assert problem.own_loop is not None
     if worker.checkpoint is not None and worker.checkpoint.get("over"):
         return
     kept = KeptReports(problem.settings, worker.checkpoint)
-    # By trial, epoch and rank: what the function draws of the global generators is the same again.
+    # The seed depends on trial, epoch and rank, so that a repeated call draws the same numbers from global generators.
     size = "full size" if worker.width_ratio == 1 else "surrogate"
     seed = derive_seed(problem.settings.seed, size, worker.config["trial"], worker.iteration)
     seed_generators(derive_seed(seed, "rank", worker.rank) if worker.rank else seed)
@@ -279,11 +281,11 @@ def train_own_surrogate(
 
 
 def _best(epochs: History, settings: TuneConfig) -> Mapping[str, float]:
-    """Return the metrics of the best epoch, without values that are no numbers."""
+    """Return the metrics of the best epoch. Values that are not numbers are left out."""
     best = ranked({i: metrics[settings.metric] for i, (_, metrics) in enumerate(epochs)}, settings.mode)[0]
     return {name: value for name, value in epochs[best][1].items() if is_metric(value)}
 
 
 def state_in(checkpoint: Mapping[str, Any], number: int) -> Mapping[str, Any] | None:
-    """Return the state of a trial in a checkpoint of the sweep; None if it has none."""
+    """Return the state of a trial in a checkpoint of the sweep; None if the trial is not in the checkpoint."""
     return next((part["state"] for part in checkpoint["parts"] if number in part["members"]), None)

@@ -22,13 +22,13 @@ from hydro_rasda.common.argument_checks import require
 from surrogate import lr_multipliers, weight_decay_multipliers
 
 FACTOR = "lr_factor_of_width"
-"""Key of a parameter group under which muP's factor of its learning rate is kept."""
+"""Key of an optimizer's parameter group. Its value is muP's factor of the group's learning rate."""
 
 Factors = Mapping[str, float]
 
 
 class WidthScaledRates:
-    """Scale the optimizer settings of a worker's surrogates; other parameters keep their settings.
+    """Scale learning rates and weight decays of a worker's surrogates. Other parameters keep theirs.
 
     Args:
         width_ratio: Width of the surrogates as a ratio of the full width; used in messages only.
@@ -40,7 +40,7 @@ class WidthScaledRates:
         self._seen: list[Optimizer] = []
 
     def note(self, surrogate: nn.Module) -> None:
-        """Scale the settings of the parameters of `surrogate` from now on."""
+        """Register a surrogate, so that `groups` scales the settings of its parameters from now on."""
         self._models.append(surrogate)
 
     def __bool__(self) -> bool:
@@ -48,7 +48,7 @@ class WidthScaledRates:
         return bool(self._models)
 
     def groups(self, parameters: Any, kind: type[Optimizer], settings: Mapping[str, Any]) -> Any:
-        """Return an optimizer's parameter groups, split so that each group has one factor.
+        """Return an optimizer's parameter groups, split so that all parameters of a group have the same factors.
 
         If no surrogate was noted, return the parameters as given.
 
@@ -58,7 +58,7 @@ class WidthScaledRates:
             settings: The arguments of the class. Parameter groups may override them.
 
         Raises:
-            ValueError: If no rule is known for how learning rates of this class change with the width.
+            ValueError: If no rule is known that scales the learning rates of this class with the width.
         """
         given = [*(parameters.parameters() if isinstance(parameters, nn.Module) else parameters)]
         if not self._models:
@@ -118,7 +118,7 @@ class WidthScaledRates:
         )
 
     def _factors(self, table: Callable[[nn.Module, str], Factors], rule: str) -> dict[int, tuple[str, float]]:
-        """Return the name and factor of each parameter of the noted surrogates, by the parameter's `id`."""
+        """Map the `id` of each parameter of the noted surrogates to the parameter's name and factor."""
         found: dict[int, tuple[str, float]] = {}
         for model in self._models:
             factors = table(model, rule)
@@ -127,14 +127,14 @@ class WidthScaledRates:
 
 
 def _rule_of(kind: type[Optimizer], settings: Mapping[str, Any]) -> str | None:
-    """Return the name under which muP's table has an optimizer class or its nearest base class; None without one."""
+    """Return the name of an optimizer class, or of its nearest base class, in muP's table; None if it has neither."""
     if issubclass(kind, torch.optim.Muon):
         return "muon" if settings.get("adjust_lr_fn") == "match_rms_adamw" else MUON_ORIGINAL
     return next((name for cls in kind.__mro__ if (name := cls.__name__.lower()) in OPTIMIZERS), None)
 
 
 def _setting(kind: type[Optimizer], settings: Mapping[str, Any], group: Mapping[str, Any], name: str) -> Any:
-    """Return a parameter group's setting: the group's own, the optimizer's, or the class's default (0 without one)."""
+    """Return the group's own value of a setting, else the optimizer's, else the class's default (0 if it has none)."""
     parameter = inspect.signature(kind).parameters.get(name)
     default = 0.0 if parameter is None or parameter.default is inspect.Parameter.empty else parameter.default
     return group.get(name, settings.get(name, default))

@@ -42,16 +42,16 @@ class Worker:
             val_data)`, as they were given.
         rank: This rank's number, from 0. Rank 0 reports and saves.
         world_size: Number of ranks of the trial.
-        growth: `world_size` divided by the number of workers of a new trial.
+        growth: `world_size` divided by the number of workers with which trials start.
         device: The device to train on: this rank's GPU, or the CPU.
         iteration: Number of reports so far, over all restarts; 0 at first.
         width_ratio: Width of `model()` as a ratio of the full width: below 1 in the sweep of `tune`.
-        checkpoint: The state last saved; None at first.
+        checkpoint: The last saved state; None before the first save.
         trial: The trial's id.
 
     Args:
-        job: A mapping with `config`, `trial`, `rank`, `world_size`, and `workers` (the number of workers of a new
-            trial).
+        job: A mapping with `config`, `trial`, `rank`, `world_size`, and `workers` (the number of workers with which
+            trials start).
         saved: An earlier result of the method `saved`; None at first.
     """
 
@@ -75,7 +75,7 @@ class Worker:
         self.through: Callable[[int, Mapping[str, Any], Saving], tuple[dict[str, Any], Saving]] | None = None
         """Function that turns a report into the metrics and the state that `tune` keeps; None outside `tune`."""
         self.gathers = False
-        """True if all ranks must call the function that returns the state together."""
+        """True if all ranks together must call the function that returns the state; False if only rank 0 calls it."""
         self._times: StepTimes | None = None
         self.width_ratio = 1.0
         self.scaled = WidthScaledRates()
@@ -110,7 +110,7 @@ class Worker:
             settings: The other arguments of the class, such as `lr`.
 
         Raises:
-            ValueError: If no rule is known for how learning rates of this class change with the width.
+            ValueError: If no rule is known that scales the learning rates of this class with the width.
 
         >>> optimizer = worker.optimizer(model, torch.optim.AdamW, lr=worker.config["lr"])  # doctest: +SKIP
         """
@@ -156,7 +156,8 @@ class Worker:
             batch_size: Samples per rank and step; with `fixed_global`, samples per step over all ranks.
             seed: Seed of the run. The order of samples differs by iteration, but does not depend on the number of
                 ranks.
-            fixed_global: True to keep the global batch when the number of workers grows.
+            fixed_global: True to keep the global batch when the number of workers grows; False to keep the batch of
+                each rank.
 
         Yields:
             Indices `[n]` and the weight `n * world_size / (samples in the global batch)`. A rank without samples left
@@ -187,9 +188,9 @@ class Worker:
         """Make a sampler for a `DataLoader`, if the indices of `batches` do not suit the data set.
 
         Call the sampler's `set_epoch` in each epoch. No example is drawn twice in an epoch. With `shuffle`, each rank
-        draws the same number of examples, and up to `world_size - 1` examples are left out, which differ by epoch.
+        draws the same number of examples, and up to `world_size - 1` examples are left out, other ones in each epoch.
         Without `shuffle` (for validation), every example is drawn by one rank, and the numbers of examples per rank may
-        differ by one. `batches` has neither limit.
+        differ by one. `batches` leaves out no examples, and gives all ranks the same number of batches.
 
         Raises:
             ValueError: If the data set has fewer examples than there are ranks.
@@ -218,8 +219,8 @@ class Worker:
     def measure(self, model: nn.Module, optimizer: Optimizer, batch_size: int | None = None) -> GradientNoise:
         """Add `gradient_noise_scale`, in examples, and `scaling_efficiency` to the results; call it once.
 
-        With these, `RASDAScheduler(grow="efficient")` lets a trial grow while it pays. Checkpoints carry the
-        measurements automatically.
+        With these, `RASDAScheduler(grow="efficient")` lets a trial grow as long as more workers pay. Checkpoints carry
+        the measurements automatically.
 
         Args:
             model: The result of `prepare`. On several ranks, the noise scale costs almost nothing. On one rank, it is
@@ -242,8 +243,8 @@ class Worker:
     def report(self, metrics: Mapping[str, Any], state: Saving = None, *, final: bool = False) -> None:
         """End an iteration; every rank calls it. If the trial is paused or stopped, the call does not return.
 
-        The results gain `workers`, `global_batch_size` (with `batches`), `lr_multiplier` (with `rescale`), and the
-        measurements of `measure`. In `tune(train=...)`, a report is an epoch of the run.
+        The worker adds `workers`, `global_batch_size` (with `batches`), `lr_multiplier` (with `rescale`), and the
+        measurements of `measure` to the results. In `tune(train=...)`, a report is an epoch of the run.
 
         Args:
             metrics: Plain numbers; those of rank 0 count. In `tune`, the run's metric must be among them. Metrics with
@@ -301,7 +302,7 @@ class Worker:
 
 
 def _plain(value: Any) -> Any:
-    """Return the numbers of a tensor or of NumPy as Python's own: another process could not open a tensor's memory."""
+    """Convert a tensor or NumPy value to Python numbers, because another process could not open a tensor's memory."""
     if isinstance(value, Tensor | np.generic):
         return value.item() if math.prod(value.shape) == 1 else value.tolist()
     return value

@@ -37,7 +37,7 @@ def noise_in_workers(report: Mapping[str, Any], workers: int) -> float:
 
 
 _STEPS, _ITERATIONS = 1000, 32
-"""Only the last `_STEPS` steps of an iteration count, and the last `_ITERATIONS` iterations of a number of workers."""
+"""The last `_STEPS` steps of an iteration count, and the last `_ITERATIONS` iterations with a number of workers."""
 
 
 class StepTimes:
@@ -62,8 +62,8 @@ class StepTimes:
     def efficiency(self) -> float | None:
         """Parallel efficiency, compared with the fewest workers so far; None before two steps of one iteration.
 
-        It is the ratio of seconds per example times workers: with the fewest workers, over now. It is 1 if twice the
-        workers take half as long.
+        It is seconds per example times workers with the fewest workers, divided by the same product now. It is 1 if
+        twice the workers take half as long.
         """
         if self._workers not in self._seconds:
             return None

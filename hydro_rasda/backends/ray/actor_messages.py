@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from hydro_rasda.history.lines import EpochTold
 
 _EVERY_S = 0.1
-"""Least seconds between two messages about epochs; epochs in between are reported together."""
+"""Minimum number of seconds between two messages about epochs. Epochs in between are reported together."""
 
 
 class _Board:
@@ -38,7 +38,7 @@ class _Board:
 
 
 class Bulletin:
-    """The tuner's side. `coming` is Ray's future of the next messages."""
+    """The tuner's side, which reads the messages. `coming` is Ray's future of the next messages."""
 
     def __init__(self) -> None:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -61,7 +61,7 @@ class Bulletin:
 
 
 class Reporter:
-    """An actor's side."""
+    """An actor's side, which sends the messages."""
 
     def __init__(self, board: Any, device: int) -> None:
         self._board, self._device = board, device

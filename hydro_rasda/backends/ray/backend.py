@@ -38,7 +38,7 @@ from hydro_rasda.training.group_training import Load
 
 
 def worker_resources(nodes: Sequence[Mapping[str, float]], asked: Mapping[str, float] | None) -> dict[str, float]:
-    """Return the resources of one device: those asked for, else a GPU if there are any, else all CPUs of a usual node.
+    """Return the resources of one device: `asked`, else a GPU if there are any, else all CPUs of the most common node.
 
     >>> worker_resources([{"CPU": 4}, {"CPU": 16}, {"CPU": 16}], None)
     {'CPU': 16}
@@ -81,7 +81,7 @@ class _ActorAnswer:
 def share_on(node: Mapping[str, float], worker: Mapping[str, float]) -> DeviceShare:
     """Return a device's share of a GPU, or of the memory of its node.
 
-    If workers have `memory`, it bounds what trains there at the same time, and also what Ray starts beside it.
+    If workers have "memory", it limits the trainings at the same time, and also what else Ray starts on the node.
 
     >>> share_on({"CPU": 8, "memory": 40e9}, {"CPU": 2, "memory": 3e9})
     DeviceShare(processes=4, memory=12000000000.0)
@@ -106,7 +106,7 @@ class _TrainerActor(Trainer):
         super().__init__(problem, where, threads, self._reporter.notify, share=share_on(node, worker))
 
     def do(self, method: str, *arguments: Any) -> Any:
-        """Call a method and report to the tuner meanwhile; futures among the arguments are resolved first."""
+        """Call a method and report to the tuner meanwhile. Checkpoints among the arguments are fetched first."""
         with self._reporter.telling():
             return getattr(self, method)(*map(_fetched, arguments))
 
@@ -203,7 +203,7 @@ class _Stored:
 
 
 def _fetched(argument: Any) -> Any:
-    """Return an actor's argument after fetching what is still in Ray's store."""
+    """Return an actor's argument, with checkpoints fetched from Ray's store."""
     if isinstance(argument, Given) and isinstance(argument.load, _Stored):
         states = {key: argument.load(key) for key in argument.load.futures}
         return replace(argument, load=states.__getitem__)
@@ -219,16 +219,16 @@ _HEAD_MISSES = 3
 class RayBackend:
     """A Ray cluster. An actor on each device trains groups of the sweep, then full-size models.
 
-    It decides like the local backend. Full-size trials grow: if `race.max_workers` is None, up to all devices of the
-    cluster. A cluster of one device gives the same result as one local device, to the last digit.
+    It decides like the local backend. Full-size trials grow, up to all devices of the cluster if `race.max_workers` is
+    None. A cluster of one device gives the same result as one local device, to the last digit.
 
     Args:
         address: Address of a running cluster. None starts Ray on this machine, and stops it at the end. If this process
             is already connected to Ray, that connection is used.
         resources_per_worker: Resources of a worker, such as {"CPU": 4, "GPU": 1}; a device of the sweep has the same.
-            None: one GPU if the cluster has any, else all CPUs of a node. On CPUs, "memory" bounds the bytes of what a
-            device trains at the same time. With {"GPU": 0.5}, two workers share a GPU, each with half of its memory
-            (not yet run).
+            None: one GPU if the cluster has any, else all CPUs of a node. On CPUs, "memory" limits the bytes of all
+            models that a device trains at the same time. With {"GPU": 0.5}, two workers share a GPU, each with half of
+            its memory (not yet run).
         loader_workers: See `LocalBackend`.
         graph: See `LocalBackend`. True is not refused here, because other machines may have GPUs.
     """
@@ -269,7 +269,7 @@ class RayBackend:
 
 @contextlib.contextmanager
 def _connected(address: str | None) -> Iterator[None]:
-    """Connect this process to the cluster, or to one started for it, within the context."""
+    """Within the context, connect this process to the cluster at `address`, or to a new one if `address` is None."""
     if ray.is_initialized():
         require(address is None, "address", address, "None: this process is connected to Ray already")
         yield
@@ -283,7 +283,7 @@ def _connected(address: str | None) -> Iterator[None]:
 
 def _start_ray(address: str | None) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # The run reports progress in its own words, and failures with their tracebacks.
+    # Ray's log is off, because the run reports progress in its own words, and failures with their tracebacks.
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
         # Use as many CPU slots as this process has threads, and its own path for modules.
@@ -312,7 +312,7 @@ def _environment(**variables: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def head_watched(address: str) -> Iterator[None]:
-    """Within the context, print a line to stderr if the head at "host:port" stops answering, with what to do."""
+    """Within the context, watch Ray's head at "host:port". If it stops answering, print to stderr what to do."""
     over = threading.Event()
     thread = threading.Thread(target=_watch_head, args=(address, over), name="head watch", daemon=True)
     thread.start()

@@ -72,8 +72,8 @@ def elastic(
         checkpoint_every: Also save every `checkpoint_every` iterations, to lose less in a crash. None saves only when a
             trial may pause and at its end. Schedulers of Ray that pause or copy trials (HyperBand, PBT) need 1, or
             their own interval.
-        timeout_s: A rank counts as dead if the others wait for it longer than this. A silent rank also does, after this
-            time or 100 times the longest iteration since the trial's last start, whichever is longer.
+        timeout_s: A rank counts as dead if the others wait for it longer than this. A silent rank also counts as dead,
+            after this time or 100 times the longest iteration since the trial's last start, whichever is longer.
         backend: "gloo" or "nccl". None: NCCL if each worker has its own GPU, otherwise gloo.
 
     Returns:
@@ -161,7 +161,7 @@ def _follow(head: Connection, actors: RankActors, order: tuple[str, Any, dict[st
     iterations, heard = HangDetector("no iteration was over", job["timeout_s"]), time.monotonic()
     look = heard
     while True:
-        if time.monotonic() >= look:  # also between reports: rank 0 may not wait for the others
+        if time.monotonic() >= look:  # also between reports, because rank 0 may not wait for the others
             if actors.failed():
                 raise RuntimeError(_diagnosis(job, actors, _final_message(head, pid)))
             look = time.monotonic() + _LOOK_S

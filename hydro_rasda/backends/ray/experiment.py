@@ -57,7 +57,10 @@ class Experiment:
         return decision, milestone
 
     def gather(self, trial: Trial, result: Mapping[str, Any]) -> tuple[Decision, int | None]:
-        """Let a trial wait at its milestone, unless it is decided at once; return the decision and its milestone."""
+        """Let a trial wait at its milestone, unless it is decided at once.
+
+        Return the decision and its milestone; the milestone is None if the trial waits.
+        """
         t, score = result[self._time_attr], float(result[self._metric])
         milestone = self._rule.open_rung(self.rung_history.rungs, trial.trial_id, t)
         assert milestone is not None
@@ -68,7 +71,10 @@ class Experiment:
         return (decided[trial.trial_id], milestone) if trial.trial_id in decided else (Decision.WAIT, None)
 
     def decide_gathered(self, reporting: Trial | None = None) -> dict[str, Decision]:
-        """Decide on trials that have waited long enough, or whose cohort is there; the caller handles `reporting`."""
+        """Decide on trials that have waited long enough, or whose cohort is complete.
+
+        Return the decisions. The caller carries out the decision on the trial `reporting`.
+        """
         decided: dict[str, Decision] = {}
         for milestone, (scores, undecided) in self.cohort.take().items():
             decided |= self._carry_out(milestone, scores, [trial for trial, _ in undecided.values()])
@@ -93,7 +99,7 @@ class Experiment:
             self.cohort.stop(trial)
 
     def grant(self, survivors: Sequence[Trial], decided: Sequence[Trial], milestone: int) -> None:
-        """Decide the number of workers of the survivors of a milestone, among the trials that were decided together."""
+        """Decide the number of workers of a milestone's survivors; `decided` are the trials decided together."""
         if self._rule.grow == "due":
             return
         names, slots = {trial.trial_id for trial in decided}, self.sizes.slots.count()

@@ -89,9 +89,10 @@ def _connect(path: str, deadline: float) -> Connection:
 
 
 def _socket_path(ray_job: str) -> str:
-    """Return the socket of the fork server, one for each user, job of a Ray session and Python path on a node.
+    """Return the path of the fork server's socket: one for each user, Ray job and Python path of a node.
 
-    A server keeps the modules that it has imported, but a script may be edited before its next job.
+    Each job has its own server, because a server keeps the modules that it has imported, and a script may be edited
+    before its next job.
     """
     key = repr((os.getppid(), ray_job, sys.executable, sys.path))
     return os.path.join(_private_folder(), hashlib.sha256(key.encode()).hexdigest()[:16])
@@ -100,7 +101,7 @@ def _socket_path(ray_job: str) -> str:
 def _private_folder() -> str:
     """Return a folder that only this user can enter, the same for all processes of a node.
 
-    Other users may create files beside it. Names or links that they put there are ignored, and cannot block it.
+    Other users may create files beside it. Their files and links are ignored, and cannot block this one.
     """
     root = os.environ.get("XDG_RUNTIME_DIR", "")
     if not _is_private(root):
@@ -125,7 +126,7 @@ def _is_private(path: str) -> bool:
 
 
 def check_peer(connected: socket.socket) -> None:
-    """Refuse another user's process as a peer: unpickling what it sends would run its code."""
+    """Refuse another user's process as a peer, because unpickling its messages would run its code."""
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", credentials)
     if uid != os.getuid():
@@ -140,7 +141,7 @@ def _start_fork_server(path: str) -> None:
         os.close(lock)  # another client's server is starting
         return
     command = [sys.executable, "-m", "hydro_rasda.backends.ray.fork_server", path, owner(os.getppid())]
-    # One thread each: numeric libraries that start a pool on import would not survive the forks.
+    # One thread each, because numeric libraries that start a thread pool on import would not survive the forks.
     environ = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(sys.path),

@@ -1,8 +1,8 @@
 """A fork server on each node: it forks ranks, so that a rank starts in milliseconds instead of seconds.
 
-Most of the time of a resize is spent by processes that import torch. The server imports it once, loads the training
-function and its data once, and forks a fresh rank for each connection. All ranks of a node share the memory pages of
-the data, but no rank inherits another's state. The server itself does not train, starts no thread and touches no GPU.
+Most of the time of a resize is spent on importing torch. The server imports it once, loads the training function and
+its data once, and forks a fresh rank for each connection. All ranks of a node share the memory pages of the data, but
+no rank inherits another's state. The server itself does not train, starts no thread and touches no GPU.
 
 A rank belongs to the process at the other end of its connection: when that end closes, the rank is killed, even if it
 hangs. The server ends with its guardian (the node's raylet), or after `IDLE_S` seconds without ranks. It never blocks
@@ -38,8 +38,7 @@ from hydro_rasda.processes.temporary_folders import lives, remove_left
 IDLE_S = 60.0
 _TICK_MS = 1000
 _SILENT_S = 5.0
-"""If the client that sends a function is silent for this number of seconds, the function's next client sends it
-instead."""
+"""If the client that sends a function is silent for this number of seconds, the next client sends the function."""
 _KEPT_PAYLOADS = 2
 
 
@@ -48,7 +47,7 @@ class _ForkServer:
         self._guardian = guardian
         self._payloads: OrderedDict[str, Any] = OrderedDict()
         self._coming: dict[str, float] = {}  # maps a digest to the time when its sender was last heard
-        self._requests: dict[int, Generator[None]] = {}  # by the client's file descriptor
+        self._requests: dict[int, Generator[None]] = {}  # maps a client's file descriptor to its request
         self._ranks: dict[int, Connection] = {}  # maps a pid to our copy of the rank's connection
         self._poll = select.poll()
         self._wake, waker = socket.socketpair()
@@ -269,7 +268,8 @@ def main() -> None:
         os._exit(0)
     os.setsid()
 
-    # A process's first optimizer imports torch's compiler. In each rank, that would take longer than anything else.
+    # A process's first optimizer imports torch's compiler. In each rank, that would take longer than anything else. So
+    # the server imports it once.
     import torch._dynamo  # noqa: F401
 
     import hydro_rasda.backends.ray.rank_worker  # noqa: F401

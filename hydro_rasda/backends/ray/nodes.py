@@ -69,9 +69,10 @@ logger = logging.getLogger(__name__)
 
 
 class NodeRequests:
-    """Requests for nodes. A trial waits for nodes for at most `wait_s` seconds; 0 requests nothing.
+    """Requests for more nodes. A trial waits for them for at most `wait_s` seconds; `wait_s=0` requests nothing.
 
-    Ray's placement groups would also request nodes, but would wait forever without an autoscaler, or at its limit.
+    Ray's placement groups also request nodes. But they wait forever if there is no autoscaler, or if it is at its
+    limit.
     """
 
     def __init__(self, worker: Mapping[str, float], wait_s: float) -> None:
@@ -83,7 +84,13 @@ class NodeRequests:
             atexit.register(self._end)
 
     def ask(self, due: int, held: int, count: int) -> None:
-        """Request the nodes that a trial lacks."""
+        """Request the nodes that a trial lacks.
+
+        Args:
+            due: Number of workers that the trial is due.
+            held: Number of workers that other trials hold.
+            count: Number of workers that the cluster's nodes hold.
+        """
         if not self._wait_s or due <= count:
             return
         self._note(count)
@@ -109,12 +116,12 @@ class NodeRequests:
             request_resources(bundles=[])
 
     def _end(self) -> None:
-        """Withdraw the request if the script ends while trials wait: Ray keeps a request forever."""
+        """Withdraw the request if the script ends while trials wait, because Ray keeps a request forever."""
         if self._asked and ray.is_initialized():
             request_resources(bundles=[])
 
     def _note(self, count: int) -> None:
-        """If new nodes came, restart the wait for sizes that are still too large: more nodes may come."""
+        """If new nodes came, restart the wait for sizes that are still too large, because more nodes may come."""
         if count > self._had:
             self._until = {due: time.monotonic() + self._wait_s for due in self._until if due > count}
         self._had = count

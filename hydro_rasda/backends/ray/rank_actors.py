@@ -27,8 +27,8 @@ cloudpickle.register_pickle_by_value(sys.modules[waited_in_vain.__module__])
 
 _CHECKPOINT_FILE = "worker.pt"  # the same as in rank_worker.py, which must not be imported here
 
-# How a rank ended, as "done", "died", "error" or "silent" (or the kind of its last message, if it still runs); then its
-# message, its host and its process id.
+# The ending of a rank: kind, message, host and process id. The kind is "done", "died", "error" or "silent". If the rank
+# still runs, it is the kind of the rank's last message.
 Ending = tuple[str, str, str, int | None]
 
 
@@ -98,7 +98,7 @@ class RankActors:
 
 
 def actor_options(bundle: Mapping[str, float]) -> dict[str, Any]:
-    """Return resources in the form that Ray takes for a new actor: some have an argument of their own."""
+    """Return a bundle's resources as arguments for a new Ray actor. Some resources have an argument of their own."""
     named = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}
     if "memory" in bundle:
         named["memory"] = bundle["memory"]

@@ -23,28 +23,29 @@ CHECKPOINT_FILE = "worker.pt"
 
 
 class RankWorker(Worker):
-    """A worker that reports through a connection. It saves checkpoints as folders, as Ray Tune takes them."""
+    """A worker that reports through a connection. It saves checkpoints as folders, as Ray Tune requires."""
 
     def __init__(self, job: Mapping[str, Any], data: Any, connection: Connection) -> None:
         device = torch.device("cuda", 0) if job["gpus"] else torch.device("cpu")
         saved = _load(job["checkpoint"]) or {}
-        # Without the scheduler, `elastic` has the trial's present workers as `job["workers"]`, not its first ones.
+        # Without the scheduler, `elastic` has the trial's present workers as `job["workers"]`. The first ones are in
+        # the checkpoint.
         self._workers = saved.get("workers", job["workers"])
         super().__init__({**job, "workers": self._workers}, data, device, saved or None)
         self._job, self._connection = job, connection
         self._reported: dict[str, float] = dict(saved.get("reported", {}))
-        """Maps each metric to the time of its last report."""
+        """Maps each metric to the value of `time_attr` at its last report."""
         self._due = False
 
     def report(self, metrics: Mapping[str, Any], state: Saving = None, *, final: bool = False) -> None:
-        # The metrics' names decide, because they are the same on all ranks.
+        # The metrics' names decide whether to save, because they are the same on all ranks.
         self._due = isinstance(metrics, Mapping) and self._saves_at(metrics)
         super().report(metrics, state, final=final)
 
     def _saves_at(self, metrics: Mapping[str, Any]) -> bool:
-        """Return whether a trial may pause at this report, ends with it, or saves for safety.
+        """Return whether this report needs a checkpoint: the trial may pause or end here, or saves for safety.
 
-        The metric that decides is not known here. So any metric's first report since a milestone counts.
+        The metric that decides is not known here. So the first report of any metric since a milestone counts.
         """
         iteration, every, at = self.iteration + 1, self._job["checkpoint_every"], self._job["milestones"]
         named, name = flat(metrics), self._job["time_attr"]  # with names as in Ray's schedulers, such as "val/loss"

@@ -1,7 +1,8 @@
 """Ray Tune's controller and placement groups, by private names. No other module uses private names of Ray.
 
-Ray's controller stages trials for schedulers that do not size trials; here, a scheduler that does takes control.
-`test_ray_private_names.py` looks up each name in the installed Ray, and says what to do if a version of Ray lacks it.
+Ray's controller stages trials: it makes them ready to start. It does so for schedulers that do not set the number of
+workers. `RASDAScheduler` sets it, so it takes control here. `test_ray_private_names.py` looks up each name in the
+installed Ray, and says what to do if a version of Ray lacks it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ray.util.placement_group import PlacementGroup
 from hydro_rasda.backends.ray.waiting import WaitingQueue
 
 _SETTLES_WITHIN_S = 5.0
-"""A group is placed within milliseconds. A cluster that takes longer has other problems."""
+"""Longest wait in seconds for Ray to place groups. It takes milliseconds, unless the cluster has other problems."""
 
 
 class SettledGroups(PlacementGroupResourceManager):  # type: ignore[misc]
@@ -81,12 +82,15 @@ class SettledGroups(PlacementGroupResourceManager):  # type: ignore[misc]
 
 
 def training_function(cls: type) -> Any:
-    """Return the function of which Ray made a trainable class; None if it made the class of no function."""
+    """Return the function of which Ray made a trainable class; None if the class was not made from a function."""
     return vars(cls).get("_trainable_func")
 
 
 def is_settled(row: Mapping[str, Any]) -> bool:
-    """Return whether a group can be removed, by its row of `placement_group_table`: placed, without room, or gone."""
+    """Return whether a group can be removed, because it is placed, found no room, or is gone.
+
+    `row` is the group's row of `placement_group_table`.
+    """
     state = row.get("state")
     if state in ("PENDING", "RESCHEDULING"):
         return row["stats"]["scheduling_state"] not in ("QUEUED", "SCHEDULING_STARTED")
@@ -107,7 +111,7 @@ class ControllerStage:
         self._controller = getattr(controller, "_tune_controller", controller)
 
     def check_reuse(self, trial: Trial) -> None:
-        """Raise for reuse of actors that cannot be reset; warn of the cost of reuse."""
+        """Raise ValueError if actors are reused that cannot be reset; otherwise warn of the cost of reuse."""
         if not self._controller._reuse_actors:
             return
         if trial.get_trainable_cls().reset_config is Trainable.reset_config:
@@ -172,7 +176,8 @@ class ControllerStage:
 def store_results(trial: Trial) -> None:
     """Copy a trial's `result.json` to the experiment's storage before the trial starts again.
 
-    Ray's logger then continues the stored file, which may lack the last rows, because Ray stores it only at times.
+    Ray's logger then continues the stored file. Without the copy, the file may lack the last rows, because Ray stores
+    it only from time to time.
     """
     local, storage = Path(trial.local_path or "", EXPR_RESULT_FILE), trial.storage
     if trial.checkpoint and local.is_file():

@@ -26,8 +26,8 @@ class JournalEntry:
     Attributes:
         t: The training iteration of the report.
         score: The metric; None if it was not finite.
-        milestone: The milestone at which the report was decided; None if it decided nothing.
-        decision: "continue", "stop", or "wait" for the cohort. The later decision is an entry of its own.
+        milestone: The milestone at which the report led to a decision; None if it led to none.
+        decision: "continue", "stop", or "wait" for the cohort. After "wait", the decision has an entry of its own.
         global_batch_size: Samples per step over all workers, if the trial reports it.
     """
 
@@ -41,7 +41,7 @@ class JournalEntry:
 
 
 def replay(entries: Iterable[JournalEntry], trials: set[str]) -> AshaState:
-    """Return the rungs as `entries` left them, counting only `trials`."""
+    """Return the scores of each rung after these entries. Only `trials` count."""
     state = AshaState()
     for entry in entries:
         if entry.trial in trials and entry.milestone is not None:
@@ -127,7 +127,7 @@ class RungHistory:
     def know(self, trial: str) -> bool:
         """Count a trial's scores, also those of an earlier process; return True for a new trial of a new experiment.
 
-        In a restored experiment, a trial that begins anew has a new name, but the bundles to which it had grown.
+        In a restored experiment, a trial that begins anew has a new name, but keeps the bundles to which it had grown.
         """
         if trial in self._known:
             return False
@@ -138,7 +138,7 @@ class RungHistory:
 
     @property
     def rungs(self) -> AshaState:
-        """The scores at each milestone of the trials that are known."""
+        """The scores of the known trials at each milestone."""
         if self._rungs is None:
             self._rungs = replay(self.entries, self._known)
         return self._rungs

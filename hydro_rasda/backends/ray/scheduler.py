@@ -46,31 +46,33 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         reduction_factor: `rf`: one in `rf` trials survives a milestone.
         scaling_factor: `sf`: the factor by which a survivor's workers and the time to the next milestone grow.
             Milestones are at `grace_period * sf**k` (the paper's eq. 3), where ASHA's are at `grace_period * rf**k`.
-        workers: Workers of a new trial.
+        workers: Number of workers of a new trial.
         resources_per_worker: Resources of a worker, as Ray names them. None for the first bundle of the first trial,
             given by `tune.with_resources` for example. Ray's default is one CPU.
-        max_workers: Most workers of a trial; None for all that the cluster holds.
+        max_workers: Largest number of workers of a trial; None for all that the cluster holds.
         metric: A key that trials report; None for that of `TuneConfig`.
         mode: "min" or "max"; None for that of `TuneConfig`.
-        time_attr: The key that counts iterations in a report; its value is a growing integer. "a/b" is b in a nested a.
+        time_attr: The key that counts iterations in a report; its value is a growing integer. "a/b" names the key "b"
+            of a nested mapping "a".
         patience: Number of starts out of turn before the longest waiting trial comes first.
         wait: Longest wait of a trial at a milestone for trials that began with it, relative to the time that it took to
-            get there; see `hydro_rasda.schedulers.MilestoneBarrier`. All trials that are there are then decided at
-            once.
+            reach the milestone; see `hydro_rasda.schedulers.MilestoneBarrier`. Then all trials at the milestone are
+            decided at once.
         grow: The rule for a survivor's workers: "due" or "efficient"; see `hydro_rasda.schedulers.rasda.efficient`.
             Efficiency is the reported "scaling_efficiency"; otherwise it is computed from "epoch_seconds", or from
             Ray's time of an iteration. The noise scale is the reported "gradient_noise_scale", in examples, beside
             "global_batch_size". `Worker.measure` reports both.
         least_efficiency: With "efficient", a survivor gets more workers only if its efficiency is above this; 0 accepts
             any.
-        batch_over_noise: With "efficient", the largest batch of a survivor in noise scales; inf accepts any.
+        batch_over_noise: With "efficient", the largest global batch of a survivor, in units of its noise scale; inf
+            accepts any.
         autoscale_wait_s: Longest wait in seconds of a survivor for Ray's autoscaler, if it is due more workers than the
-            nodes hold. Afterwards it continues with the workers that there are. 0 does not ask the autoscaler.
+            nodes hold. Afterwards it continues with the workers that the nodes hold. 0 does not ask the autoscaler.
         brackets: As for `ASHAScheduler`, but only 1 is allowed.
         stop_last_trials: As for `ASHAScheduler`, but only True is allowed: a trial ends at `max_t`.
 
     Attributes:
-        rule: The rule that decides, without Ray.
+        rule: The rule that makes the decisions. It knows nothing of Ray.
 
     Raises:
         ValueError: if a number is out of range, or `mode` or `grow` is unknown. `Tuner.fit` raises it if no worker fits
@@ -242,11 +244,11 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         return chosen
 
     def save(self, checkpoint_path: str) -> None:
-        """Raise NotImplementedError: the state is always in `rasda.jsonl`."""
+        """Raise NotImplementedError, because the state is always in `rasda.jsonl`."""
         raise NotImplementedError(_SAVED)
 
     def restore(self, checkpoint_path: str) -> None:
-        """Raise NotImplementedError: `Tuner.restore` also restores the state."""
+        """Raise NotImplementedError, because `Tuner.restore` also restores the state."""
         raise NotImplementedError(_SAVED)
 
     def debug_string(self) -> str:

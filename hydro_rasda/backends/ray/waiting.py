@@ -1,6 +1,7 @@
 """Trials of a Ray Tune experiment that wait for workers or for their cohort, and the workers that they are granted.
 
-Ray asks its scheduler many times a second, in every turn of its loop, even if no trial reports. So waits end on time.
+A trial waits at a milestone for its cohort: trials that will soon reach the same milestone; see `MilestoneBarrier`. Ray
+asks its scheduler many times a second, in every turn of its loop, even if no trial reports. So waits end on time.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from hydro_rasda.training.worker_reports import EPOCH_SECONDS, NOISE_SCALE, SCAL
 class WaitingQueue:
     """The waiting trials of an experiment, in order of arrival, and the times for which trials hold workers.
 
-    The cost of a decision does not grow with the number of paused trials: of each kind, only the first to arrive is
-    looked at. `kind_of` a trial is the number of milestones that its checkpoint survived, and the workers that it is
-    due.
+    The cost of a decision does not grow with the number of paused trials, because only the first trial of each kind is
+    looked at. `kind_of(trial)` is the number of milestones that the trial's checkpoint survived, and the number of
+    workers that the trial is due.
     """
 
     def __init__(self, kind_of: Callable[[Trial], tuple[int, int]]) -> None:
@@ -37,11 +38,11 @@ class WaitingQueue:
         self._paused: defaultdict[tuple[int, int], list[tuple[int, str, Trial]]] = defaultdict(list)  # heaps, by kind
         self._holding: dict[str, Trial] = {}
         self._started: dict[str, tuple[float, int]] = {}
-        self._took: defaultdict[int, list[float]] = defaultdict(list)  # by rung, in rising order
+        self._took: defaultdict[int, list[float]] = defaultdict(list)  # maps a rung to its times, in rising order
         self._count = 0
 
     def join(self, trial: Trial, place: int | None = None) -> None:
-        """Let a trial give its workers back and wait, in its former place if `place` is given, else in the last one."""
+        """Let a trial give its workers back and wait, at the place `place` in the queue; None is the last place."""
         self._release(trial)
         self._count += 1
         self._places[trial.trial_id] = self._count if place is None else place
@@ -175,7 +176,7 @@ class Grants:
         self._noise_scale: dict[str, float] = {}
 
     def note(self, trial: Trial, workers: int, result: Mapping[str, Any]) -> None:
-        """Take in a report of a trial that trains with this number of workers."""
+        """Record a report of a trial that trains with `workers` workers."""
         # Ray's time of the first iteration after a start includes the start of the workers.
         later = result.get("iterations_since_restore", 1) > 1
         seconds = result.get(EPOCH_SECONDS, result.get("time_this_iter_s") if later else None)
@@ -188,8 +189,8 @@ class Grants:
     def give(self, survivors: Sequence[tuple[Trial, int]], milestone: int, slots: int, free: int, idle: int) -> None:
         """Decide the number of workers of trials that survived a milestone together.
 
-        Each survivor comes with the workers that it has, or had until it paused. `free` is the number of slots that no
-        other trial has.
+        Each survivor comes with the workers that it has, or had until it paused. The cluster holds `slots` workers, of
+        which other trials leave `free`. `idle` is the number of trials that wait.
         """
         for trial, held in survivors:
             seconds: Mapping[int, list[float]] = self._seconds.get(trial.trial_id, {})

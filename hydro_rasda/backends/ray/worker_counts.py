@@ -20,16 +20,15 @@ from hydro_rasda.backends.ray.ray_private_names import training_function
 _GET_CHECKPOINT = "get_checkpoint"
 _MOST_FUNCTIONS = 1000
 _LIBRARIES = ("ray.", "torch.")
-"""Prefixes of libraries' modules. Only closures of their functions are followed: Ray wraps a training function in
-one."""
+"""Prefixes of libraries' modules. Only their closures are followed, because Ray wraps a training function in one."""
 
 
 @cache
 def reads_checkpoint(cls: type) -> bool:
     """Return whether a trainable class's function, or a function that it may call, names `get_checkpoint`.
 
-    Functions are followed through closures, globals and attributes of modules. If none of the user's is found, or too
-    many functions are, return True.
+    Functions are followed through closures, globals and attributes of modules. Also return True if no function of the
+    user is found, or if too many functions are found.
     """
     found: set[FunctionType] = set()
     waiting = [*_functions(training_function(cls))]
@@ -90,7 +89,7 @@ logger = logging.getLogger(__name__)
 
 
 class Sizes:
-    """The trials' workers, one bundle of a placement group each; warns if the cluster cannot hold what is due."""
+    """The numbers of the trials' workers. Each worker is a bundle of a placement group."""
 
     def __init__(self, worker: Mapping[str, float]) -> None:
         self.slots = Slots(worker)
@@ -113,7 +112,7 @@ class Sizes:
 
     def resize(self, trial: Trial, workers: int) -> None:
         """Let a trial that is not running start with `workers` workers."""
-        # Ray checks a request when it is made, and copies its bundles when asked for them, so keep one per size.
+        # Keep one request for each size, because Ray checks a new request, and copies its bundles when asked for them.
         if workers not in self._requests:
             self._requests[workers] = PlacementGroupFactory([self._worker] * workers)
         self._workers[trial.trial_id] = workers
@@ -172,7 +171,7 @@ class Sizes:
             )
 
     def tell_full_disk(self, trial: Trial) -> None:
-        """Warn, once, if a trial fails while the experiment's folder has no room: Ray's own errors do not say so."""
+        """Warn, once, if a trial fails while the experiment's disk is full, because Ray's own errors do not say so."""
         storage = trial.storage
         folder = storage.experiment_fs_path
         if storage.storage_filesystem.type_name == "local" and shutil.disk_usage(folder).free < _NO_ROOM:
