@@ -91,7 +91,7 @@ def check_mapping(name: str, value: object, *keys: str) -> None:
 def check_each(name: str, values: Sequence[Any], kind: type, count: int | None = None) -> None:
     """Raise a `ValueError` unless `values` is a sequence of `count` objects of the class `kind`.
 
-    If `count` is None, any number from 1 on is allowed.
+    If `count` is None, the sequence may have any length >= 1.
     """
     listed = isinstance(values, Sequence) and not isinstance(values, str | bytes)
     require(listed, name, values, f"a list of objects of the class {kind.__name__}")
@@ -104,7 +104,7 @@ def check_each(name: str, values: Sequence[Any], kind: type, count: int | None =
 
 
 def number(holds: Callable[[float], bool]) -> Callable[[Any], bool]:
-    """Return a function that tells whether a value is a number and `holds` returns True for it; bools are refused."""
+    """Return a function that tells whether a value is a number, but not a bool, for which `holds` returns True."""
     return lambda value: isinstance(value, int | float) and not isinstance(value, bool) and holds(value)
 
 
@@ -119,7 +119,7 @@ def is_flag(value: Any) -> bool:
 
 
 def is_norm(value: Any) -> bool:
-    """Return whether gradients can be clipped to the norm `value`: a number > 0, or None for no clipping."""
+    """Return whether `value` is a valid norm for gradient clipping: a number > 0, or None for no clipping."""
     return value is None or number(lambda norm: norm > 0)(value)
 
 

@@ -37,7 +37,7 @@ def lazy_exports(package: str) -> Exports:
 
 
 def _homes(package: str) -> dict[str, str]:
-    """Map each name that a package imports for type checkers to the module that has it."""
+    """Map each name that a package imports for type checkers to the module that defines it."""
     spec = sys.modules[package].__spec__
     source = spec.loader.get_source(package) if spec else None  # type: ignore[union-attr]
     if source is None:
@@ -50,7 +50,7 @@ def _homes(package: str) -> dict[str, str]:
 def _imported(module: str) -> ModuleType:
     """Import a module while the garbage collector is off.
 
-    Its passes would walk over all of torch, although imports leave no garbage.
+    The collector would visit all objects of torch again and again, although imports leave no garbage.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -58,7 +58,7 @@ def _imported(module: str) -> ModuleType:
         return importlib.import_module(module)
     finally:
         if not gc.get_freeze_count():
-            # This moves the new objects to the oldest generation. Else the collector would soon walk over all of them.
+            # This moves the new objects to the oldest generation. Otherwise the collector would soon visit all of them.
             gc.freeze()
             gc.unfreeze()
         if collects:

@@ -1,4 +1,4 @@
-"""A check that fused members compute what each computes alone.
+"""A check that fused members compute the same results as each member alone.
 
 It compares values, gradients, buffers, and attributes that forward changes.
 """
@@ -27,8 +27,8 @@ from fusion.structure.module_parts import copied, count_samples
 
 # Number of members that are compared.
 _MEMBERS = 3
-# Fused models add up sums in another order, so results differ by rounding. To estimate by how much, a member runs
-# `_TRIES` times alone, with weights moved by `_ROUNDINGS` roundings.
+# Fused models add up sums in another order, so results differ by rounding. To estimate this difference, a member runs
+# alone `_TRIES` times. Each time, its weights are changed at random by about `_ROUNDINGS` times the rounding error.
 _TRIES, _ROUNDINGS = 3, 30.0
 # Number of samples that are compared at once in float64, which takes twice the memory.
 _SAMPLES = 16
@@ -39,9 +39,10 @@ _TF32 = 2.0**-10
 def check_members(fused: FusedModel, objective: Objective, batch: Any) -> None:
     """Compare a forward and backward pass of a few fused members with the same pass of each member's own module.
 
-    Both passes draw the same random numbers, and the model is left as it was. A difference passes if it is small for
-    the precision, or vanishes in float64. If the model does not run in float64, each member is also run alone with
-    weights moved by a few roundings. A difference then passes if this moves the member's results as much.
+    Both passes draw the same random numbers, and the model is left as it was. A difference is accepted if it is small
+    for the precision, or if it vanishes in float64. If the model does not run in float64, each member also runs alone
+    with weights that differ by a few rounding errors. A difference is then accepted if these weights change the
+    member's results about as much.
 
     Raises:
         FusionMismatch: if a larger difference remains.
@@ -71,8 +72,8 @@ def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any)
     results when it runs twice.
 
     Raises:
-        FusionMismatch: if results differ; the message names them. If the loss depends on a parameter in a plain list
-            or dict, which a copy does not follow.
+        FusionMismatch: if results differ; the message names them. Also if the loss depends on a parameter in a plain
+            list or dict, because a copy would still use the original's parameter.
     """
 
     def outcomes() -> tuple[MemberResults, MemberResults] | None:
@@ -83,14 +84,14 @@ def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any)
         except FusionMismatch:
             raise
         except Exception as error:
-            if "meta" in str(error):  # the copy met a tensor without data; the module itself has none
+            if "meta" in str(error):  # the copy used a tensor without data; the module itself has none
                 _check_no_loose_parameters(own)
-            return None  # an error of the model itself: the caller has run the model before, and knows of it
+            return None  # the model itself fails: the caller has run it before, so it knows the error
         if any(value.is_meta for value in copy.values.values()):
             _check_no_loose_parameters(own)
         return copy, alone
 
-    # Copy and module run the same operators on the same numbers: rounding cannot explain a difference above 1 %.
+    # Copy and module run the same operators on the same numbers, so rounding cannot explain a difference above 1 %.
     eps = 1e-4
     first = outcomes()
     what = differences(*first, eps, 1.0) if first else []
@@ -103,7 +104,7 @@ def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any)
 
 
 def _check_no_loose_parameters(module: nn.Module) -> None:
-    """Raise `FusionMismatch` if a plain attribute holds a parameter: a copy would keep using the original's one."""
+    """Raise `FusionMismatch` if a plain attribute holds a parameter, because a copy would use the original's one."""
     known = {id(parameter) for parameter in module.parameters()}
     where = next((where for where, tensor in loose_tensors(module) if id(tensor) in known), None)
     if where is not None:
@@ -116,9 +117,9 @@ def _check_no_loose_parameters(module: nn.Module) -> None:
 def _differing(
     fused: FusedModel, chosen: Sequence[int], objective: Objective, batch: Any, *, explain: bool = False
 ) -> dict[int, list[str]]:
-    """Return the names of the results that differ, for each chosen member that has any.
+    """Map each chosen member whose results differ to the names of these results.
 
-    With `explain`, leave out differences that are no larger than those that rounded weights cause in the member alone.
+    If `explain` is True, leave out each difference that slightly changed weights also cause in the member alone.
     """
     together = _fused(fused, chosen, objective, batch)
     found = {}
@@ -141,12 +142,12 @@ def _differing(
 def _differing_in_float64(
     fused: FusedModel, chosen: Sequence[int], objective: Objective, batch: Any
 ) -> dict[int, list[str]] | None:
-    """Do what `_differing` does for copies of the members in float64, on one part of the batch after another.
+    """Call `_differing` with copies of the members in float64, on one part of the batch after another.
 
-    A rounding hardly changes results in float64. In float32, it may make a pooling layer pick another element.
+    Rounding hardly changes results in float64. In float32, it may make a pooling layer pick another element.
 
     Returns:
-        None if the copies cannot be made or cannot run.
+        The result for the whole batch; None if the copies cannot be made or cannot run.
     """
     parts = max(1, count_samples(batch) // _SAMPLES) if can_be_split(batch) else 1
     found: dict[int, list[str]] = {}
@@ -164,7 +165,7 @@ def _differing_in_float64(
 
 
 def _widened(value: Any) -> Any:
-    """Return a tensor of lower precision in float64 or complex128, and any other value as it is."""
+    """Convert a floating-point tensor to float64 and a complex one to complex128; return any other value as it is."""
     if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
         return value
     return value.to(_WIDE.get(value.dtype, torch.complex128 if value.is_complex() else torch.float64))
@@ -198,8 +199,8 @@ def _written(module: nn.Module, parameters: Iterable[str]) -> dict[str, Tensor]:
 def _drawing_alike(module: nn.Module) -> AbstractContextManager[Any]:
     """Return a context in which a module in training mode draws random numbers in the order of fused members.
 
-    In evaluation mode nothing is intercepted. A module then draws nothing, and interception would make torch take
-    other code paths.
+    In evaluation mode the context does nothing, because a module then draws no numbers. Intercepting its calls would
+    only make torch take other code paths.
     """
     return ChannelsFirst() if module.training else nullcontext()
 
@@ -218,8 +219,8 @@ def _alone(
 def _in_another_layout(fused: FusedModel, k: int, objective: Objective, batch: Any) -> MemberResults | None:
     """Run member `k` alone in channels-last layout, which fused convolutions use.
 
-    Other kernels run in this layout. A pooling layer may then pick another one of two elements that differ by a
-    rounding.
+    Other kernels run in this layout, and they round differently. If two elements are nearly equal, a pooling layer may
+    then pick the other one.
 
     Returns:
         None if the layout changes no tensor of the batch, or the member does not run in it.
@@ -241,7 +242,10 @@ def _channels_last(value: Any) -> Any:
 
 
 def _tries(fused: FusedModel, k: int, objective: Objective, batch: Any, seen: _Precisions) -> list[MemberResults]:
-    """Run member `k` alone a few times, each time with weights moved by a few roundings of the coarsest precision."""
+    """Run member `k` alone a few times, each time with weights changed by a few rounding errors.
+
+    The coarsest precision in `seen` sets the size of a rounding error.
+    """
     with preserved_generators():
         seed_generators(k)
         return [_alone(_moved(fused.unfuse(k), seen.eps), k, objective, batch, fused.written) for _ in range(_TRIES)]
@@ -249,14 +253,14 @@ def _tries(fused: FusedModel, k: int, objective: Objective, batch: Any, seen: _P
 
 @contextmanager
 def restored(fused: FusedModel) -> Iterator[None]:
-    """Undo all changes that forward makes to the model inside this context. Inside, member k draws with seed k."""
+    """Undo all changes of the model at the end of this context; inside, member k draws random numbers with seed k."""
     attributes, own_values = snapshot(fused.template), fused.own_values.copy()
     shared = fused.common.bufs().keys()
     before = {name: buffer.clone() for name, buffer in {**fused.stacked_buffers, **fused.common.bufs()}.items()}
     parameters = {name: tensor for name in fused.written if (tensor := fused.own.get(name)) is not None}
     values = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     streams = fused.streams
-    # `fused.seed` would not do here: it would restart the members' own streams.
+    # `fused.seed` cannot be used here, because it would restart the members' own streams.
     fused.streams = Streams(fused.K, range(fused.K))
     with preserved_generators():
         try:
@@ -277,10 +281,11 @@ def restored(fused: FusedModel) -> Iterator[None]:
 
 
 def _values(result: Any) -> tuple[dict[str, Tensor], frozenset[str]]:
-    """Return an objective's results by their place in the nesting, and the places of results without a gradient.
+    """Return an objective's results by name, and the names of the results without a gradient.
 
-    Results without a gradient are metrics, such as an accuracy. If none is recorded, losses have none either, and all
-    results must agree.
+    A name tells the position of a result in nested dicts, lists and tuples. Results without a gradient are metrics,
+    such as an accuracy. If gradients are switched off, the set of these names is empty, because losses have no
+    gradient then.
     """
     leaves = [(f"value{keystr(path)}", torch.as_tensor(leaf)) for path, leaf in tree_flatten_with_path(result)[0]]
     counted = frozenset(name for name, leaf in leaves if torch.is_grad_enabled() and not leaf.requires_grad)
@@ -310,13 +315,13 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def _coarseness(fused: FusedModel) -> float:
-    """Return the rounding of TF32 if CUDA may compute in it, because dtypes do not show it; 0 otherwise."""
+    """Return the relative rounding error of TF32 if CUDA may compute in it; 0 otherwise. Dtypes do not show TF32."""
     first = next(iter(fused.parameters()), torch.empty(0))
     if first.device.type != "cuda" or first.dtype == torch.float64:
         return 0.0
     try:
         fast = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
-    except RuntimeError:  # TF32 was set by torch's newer names, beside which torch refuses to read the old ones
+    except RuntimeError:  # TF32 was set by torch's newer names; torch then refuses to read the old ones
         fast = True
     return _TF32 if fast else 0.0
 
@@ -342,9 +347,9 @@ class _Precisions(TorchDispatchMode):
 
 
 def _moved(own: nn.Module, eps: float) -> nn.Module:
-    """Move the weights at random by about `_ROUNDINGS` roundings, in half precision by fewer.
+    """Change the weights at random by about `_ROUNDINGS` rounding errors, in half precision by fewer.
 
-    A rounding is `eps`, or that of the weight's dtype if that is coarser.
+    The relative rounding error is `eps`, or that of the weight's dtype if it is larger.
     """
     with torch.no_grad():
         for p in own.parameters():

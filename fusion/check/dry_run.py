@@ -28,18 +28,18 @@ from fusion.warn import warn
 
 
 class FusionWarning(UserWarning):
-    """Warns that a fused model trains its members one after another: results are the same, but it is slower."""
+    """Warns that a fused model trains its members one after another. Results are the same, but training is slower."""
 
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why a model cannot be vmapped.
+    """The reason why a model cannot be vmapped, and its place in the code.
 
     Attributes:
-        module: Path and type of the innermost module that was running, e.g. "encoder.2 (Router)"; empty if none was.
+        module: Path and type of the innermost module that was running, e.g. "encoder.2 (Router)"; empty if none ran.
         location: "file:line" of the obstacle; empty if the error arose in the backward pass, or there was no error.
         code: The source code of that line.
-        reason: An explanation if torch's error message is a known one; else that message.
+        reason: An explanation of torch's error message if the message is a known one; otherwise the message itself.
     """
 
     module: str
@@ -77,26 +77,26 @@ def dry_run(
 
     If vmap cannot follow the model, the dry run warns and sets `fused.one_by_one`. The members then train one after
     another, with the same results. Reasons are `.item()`, control flow that depends on data, an operator that vmap
-    does not know, and random numbers of Python or NumPy. A single member is never vmapped, so it passes: try again
-    when others have joined it.
+    does not know, and random numbers of Python or NumPy. A single member is never vmapped, so it always passes. Try
+    again when others have joined it.
 
     Args:
         objective: The function that `fused.map` will be called with.
-        compare: If True, compare the results of a few members with those of each by itself on its own module. Results
-            are losses, other values that the objective returns, gradients and buffers.
-        written: The parameters that the objective writes to, which an earlier dry run of the same objective left in
-            `fused.written`. If None, one more forward of one member finds them.
+        compare: If True, compare the results of a few fused members with those of each member's own module. Results
+            are losses, other values that the objective returns, gradients and buffers. If False, skip this check.
+        written: Names of the parameters that the objective writes to. An earlier dry run of the same objective stores
+            them in `fused.written`. If None, one more forward of one member finds them.
         own_data: See `fused.map`. If True, members are compared on the first member's batch.
 
     Returns:
         The obstacle, or None if the members can be evaluated at once.
 
     Raises:
-        FusionMismatch: if members compute something else than they do alone. Train them by themselves.
-        Exception: the error of a single member, if the objective fails for one member too.
+        FusionMismatch: if fused members compute other results than alone. Train them separately.
+        Exception: the error of the objective, if it also fails when members run one after another.
 
     Warns:
-        FusionWarning: naming module and line, if the members have to be evaluated one by one.
+        FusionWarning: if the members have to be evaluated one by one. It names the module and the line.
     """
     check_fused(fused)
     check_function("objective", objective, 2)
@@ -118,12 +118,12 @@ def dry_run(
 
 
 def _check_modes(fused: FusedModel) -> None:
-    """Raise `FusionMismatch` if the model's `train()` writes to tensors: a fused model calls it without their data."""
+    """Raise `FusionMismatch` if the model's `train()` writes to tensors, as a fused model calls it without data."""
     if all(type(part).train is nn.Module.train for part in fused.template.modules()):
         return
     own = fused.unfuse(0)
     with torch.no_grad(), preserved_generators():
-        for p in own.parameters():  # merging an adapter of zeros would change nothing, and go unnoticed
+        for p in own.parameters():  # merging an adapter of zeros changes nothing, so it would go unnoticed
             p.copy_(torch.randn_like(p)) if p.is_floating_point() else None
     for mode in (not own.training, own.training):
         before = {name: tensor.detach().clone() for name, tensor in named_tensors(own).items()}
@@ -147,7 +147,8 @@ def _written(fused: FusedModel, objective: Objective, batch: Any) -> frozenset[s
             count, although torch does not track them.
     """
     own = fused.unfuse(0)
-    # Move all weights, zeros included: averaging two equal weights writes equal values, which would go unnoticed.
+    # Change all weights at random, zeros included. If a write stored equal values, such as the average of two equal
+    # weights, it would go unnoticed.
     with torch.no_grad(), preserved_generators():
         for p in (p for p in own.parameters() if p.is_floating_point()):
             noise = 0.1 * torch.rand(p.shape, device=p.device)
@@ -189,7 +190,7 @@ def _check_apart(before: Mapping[str, int], after: Mapping[str, int]) -> None:
 def _find_obstacle(fused: FusedModel, objective: Objective, batch: Any, own_data: bool, first: Any) -> Obstacle | None:
     failure = _attempt(fused, objective, batch, own_data)
     if failure and fused.common.bufs():
-        # A module may write into a buffer that is held once, because it was equal in all members.
+        # Buffers that were equal in all members are held once. Forward may write to one, so give each member its own.
         fused.part_buffers()
         failure = _attempt(fused, objective, batch, own_data)
     failure = failure or _fails_in_evaluation(fused, objective, batch, own_data, first)
@@ -230,7 +231,7 @@ def _fails_in_evaluation(
 
 
 def _counts_padding(fused: FusedModel, objective: Objective, batch: Any) -> Exception | None:
-    """Return an error if padding changes results: compare members with each alone if an encoder packs sequences.
+    """Return an error if an encoder packs padded sequences and members then compute other results than alone.
 
     Return None if the results agree, or if no encoder packs padded sequences.
     """
@@ -257,7 +258,7 @@ def _attempt(fused: FusedModel, objective: Objective, batch: Any, own_data: bool
                 return SharedDraws("it draws from a generator that all share, such as Python's or NumPy's")
             losses = [t.sum() for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]
             trainable = [p for p in fused.stacked.values() if p.requires_grad]
-            if losses and torch.is_grad_enabled():  # off in evaluation, even if the objective enables them inside
+            if losses and torch.is_grad_enabled():  # not in evaluation, even if the objective enables gradients
                 torch.autograd.grad(losses, trainable, allow_unused=True)
         except Exception as error:
             if is_out_of_memory(error):
@@ -267,9 +268,9 @@ def _attempt(fused: FusedModel, objective: Objective, batch: Any, own_data: bool
 
 
 def _explained(error: Exception) -> Exception:
-    """Return an error that explains `error`: forward freezes a parameter, or the backward pass recomputes forward.
+    """Return an error that explains `error`; return `error` itself if its cause is unknown.
 
-    Return `error` itself if it has another cause.
+    The known causes are that forward freezes a parameter, and that the backward pass recomputes forward.
     """
     if "requires_grad flags of leaf" in str(error):
         explained: RuntimeError = FreezesInside()

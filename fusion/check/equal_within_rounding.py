@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# A fused member may differ from the member alone by `_SLACK` times the change that rounded weights cause alone.
+# A fused member may differ from the member alone by up to `_SLACK` times the change that slightly changed weights cause
+# in the member alone.
 _SLACK = 4.0
-# Number of examples that metrics such as accuracy may count differently: two classes may be a rounding apart.
+# Number of examples that metrics such as accuracy may count differently. If the scores of two classes are nearly
+# equal, rounding decides between them.
 JUMPS = 2
-# A gradient that would be zero without rounding has no scale. Its scale is then 1 % of the largest gradient.
+# Differences are relative to the size of a result. A gradient that would be zero without rounding has no size of its
+# own, so the size of a gradient counts as at least 1 % of the largest gradient.
 _LEAST_SHARE = 0.01
 
 
@@ -41,8 +44,8 @@ def differences(together: MemberResults, alone: MemberResults, eps: float, jump:
     """Return the names of the results that differ by more than rounding explains.
 
     Args:
-        eps: Relative size of a rounding.
-        jump: Allowed relative difference of means in `counted`.
+        eps: Relative rounding error.
+        jump: Allowed relative difference of the results in `counted` that are means, such as an accuracy.
     """
     found = [name for name, value in alone.attributes.items() if not _same(value, together.attributes.get(name))]
     largest = max((_size(gradient) for gradient in alone.gradients.values()), default=0.0)
@@ -60,7 +63,8 @@ def differences(together: MemberResults, alone: MemberResults, eps: float, jump:
 def explained(name: str, together: MemberResults, alone: MemberResults, tries: Sequence[MemberResults]) -> bool:
     """Return whether rounding explains that the result `name` differs.
 
-    It does if the result changes about as much in `tries`: runs of the member alone with slightly moved weights.
+    It does if the result changes about as much in `tries`, which are runs of the member alone with slightly changed
+    weights.
     """
     if name in alone.attributes:
         return False
@@ -103,9 +107,9 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def _tolerance(value: Tensor, eps: float) -> float:
-    """Return the allowed relative difference: the root of the rounding, which is half of the digits.
+    """Return the allowed relative difference: the square root of the rounding error, so that half of the digits agree.
 
-    Rounding errors add up over layers, but real faults are seldom that small. Integers must be equal.
+    Rounding errors add up over layers, but real faults are seldom this small. Integers must be equal.
     """
     if not (value.is_floating_point() or value.is_complex()):
         return 0.0

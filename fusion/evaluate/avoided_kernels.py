@@ -15,12 +15,13 @@ from torch import Tensor, nn
 def avoiding_kernels(template: nn.Module, tensors: Iterable[Tensor], vmapped: bool = False) -> Iterator[None]:
     """Let modules on a GPU run with parameters that are views, inside this context.
 
-    Recurrent layers do not copy their weights into one chunk. Under vmap, weights have no address to copy from. A
-    recorded step would read the first copy forever. Attention does not use torch's kernels for inference: they read 16
-    aligned bytes at once. On an unaligned view they fail with "misaligned address", and the process loses the GPU.
+    Recurrent layers do not copy their weights into one chunk, because vmapped weights have no address to copy from. In
+    addition, a recorded step would read the first copy forever. Attention does not use torch's kernels for inference,
+    because they read 16 aligned bytes at once. On an unaligned view they fail with "misaligned address", and the
+    process can no longer use the GPU.
 
-    Under vmap, on a CPU as well, `nn.TransformerEncoder` packs no padded sequences in evaluation: vmap cannot follow
-    that.
+    If `vmapped` is True, these kernels are off on a CPU, too. `nn.TransformerEncoder` then does not pack padded
+    sequences in evaluation, because vmap cannot follow that.
     """
     on_gpu = any(tensor.is_cuda for tensor in tensors)
     if not (on_gpu or vmapped):
@@ -59,4 +60,4 @@ def without_fast_attention() -> Iterator[None]:
 
 
 def _leave() -> None:
-    """Do nothing: stands for `flatten_parameters`, so that weights stay where they are."""
+    """Do nothing. This function replaces `flatten_parameters`, so that weights stay where they are."""

@@ -18,7 +18,7 @@ SIGNS = (
     *("CUSOLVER_STATUS_ALLOC_FAILED", "CUSPARSE_STATUS_ALLOC_FAILED", "failed to allocate memory"),
     *("Unable to find a valid cuDNN algorithm", "was unable to find an engine to execute this computation"),
 )
-"""Parts of error messages that mean out of memory. cuDNN then reports that it finds no algorithm or engine."""
+"""Parts of error messages that mean out of memory. cuDNN may report instead that it finds no algorithm or engine."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -70,6 +70,6 @@ def back_off(
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error) or not can_be_smaller(work):
             raise
-    # Free memory only here: inside the `except` block, the error's traceback still holds the attempt's tensors.
+    # Free memory only here, because inside the `except` block the error's traceback still holds the attempt's tensors.
     free_memory()
     return [result for part in smaller(work) for result in back_off(do, part, can_be_smaller, smaller)]

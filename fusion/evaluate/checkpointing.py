@@ -28,7 +28,7 @@ class _KeptReentrant:
 
 
 def _kept(*args: Any, **kwargs: Any) -> Iterator[None]:
-    """Replace the generator that torch runs around the function's call with `use_reentrant=False`."""
+    """Stand in for the generator that torch runs around the function's call if `use_reentrant` is False."""
     if _here.depth:
         return iter([None])
     found: Iterator[None] = _torchs["_checkpoint_without_reentrant_generator"](*args, **kwargs)
@@ -52,7 +52,7 @@ _users: list[None] = []
 def activations_kept() -> Iterator[None]:
     """Make `torch.utils.checkpoint` keep activations instead of recomputing them, inside this context and thread.
 
-    Recomputing would fail: in the backward pass of a fused model, the module no longer holds the members' tensors.
+    Recomputing would fail, because in the backward pass of a fused model the module no longer holds members' tensors.
     """
     with _lock:
         if not _users:

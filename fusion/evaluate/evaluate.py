@@ -7,7 +7,7 @@ Each way takes a function `one(tensors, settings, rows) -> (result, rebound)` th
 - `rows` are the member's rows of the batch, if each member has its own batch.
 - `rebound` has the buffers that the function replaced.
 
-The ways return the results and buffers of all members, each with a leading K.
+The ways return the results and buffers of all members, each with a leading axis of length K.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def at_once(
         return _alone(one, tensors, streams, rows_K)
     scalars_K = settings.like(tensors.values())
     values = [value.tolist() for value in settings.values_K.values()]
-    # vmap needs something to run over, and a module without tensors has nothing.
+    # vmap needs at least one tensor to run over, but a module may have none.
     index_K = torch.arange(K)
     mode = folded(streams)
 
@@ -116,7 +116,7 @@ def in_turn(
         for name, parameter in own.items():
             if parameter.requires_grad:
                 parameter.register_hook(partial(_reached, on_gradient, name, k))
-        # Copy the buffers: if one member writes into its own, the tensors for another's backward pass must stay valid.
+        # Copy the buffers. If one member writes into its copy, tensors for another's backward pass stay valid.
         copies = {name: buffer[k].clone() for name, buffer in buffers.items()}
         scalars = {path: value.tolist()[k] for path, value in settings.values_K.items()}
         with streams.drawn_from(k):
@@ -130,8 +130,8 @@ def in_turn(
 class _Rows(torch.autograd.Function):
     """Splits [K, ...] into K tensors that share its memory, with one backward node.
 
-    Indexing would instead make a gradient of size [K, ...] for each member. The K tensors are no views for autograd,
-    because a module may not write into views. An embedding with `max_norm` writes into its weight, for example.
+    Indexing would instead make a gradient of size [K, ...] for each member. For autograd the K tensors are not views,
+    because autograd forbids writes into such views. A module may write, for example an embedding with `max_norm`.
     """
 
     @staticmethod
@@ -152,7 +152,7 @@ def _take_data(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], k: int,
         hooks: Number of hooks that each tensor had before forward.
 
     Raises:
-        RuntimeError: if forward registered a hook on a tensor: it would be lost.
+        RuntimeError: if forward registered a hook on a tensor, because the hook would be lost.
     """
     for name, tensor in tensors.items():
         if len(own[name]._backward_hooks or ()) > hooks:

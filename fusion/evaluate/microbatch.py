@@ -77,7 +77,7 @@ def split(batch: Any, parts: int) -> list[Any]:
         parts: At least 1. With 1, any batch is returned as it is. If there are fewer samples, there are fewer parts.
 
     Raises:
-        ValueError: if `parts` is below 1. If `parts` is above 1, and the batch has no tensors, or its tensors have
+        ValueError: if `parts` is below 1. Also if `parts` is above 1 and the batch has no tensors, or tensors with
             different numbers of samples.
     """
     require(parts >= 1, "parts", parts, ">= 1")
@@ -93,9 +93,9 @@ def split(batch: Any, parts: int) -> list[Any]:
 
 
 def can_be_split(batch: Any) -> bool:
-    """Return whether all tensors of a batch have the same length, which is taken for the number of samples.
+    """Return whether all tensors of a batch have the same length, which then counts as the number of samples.
 
-    Batches of graphs, boxes or sequences have several lengths. It is then unknown which rows belong to which sample.
+    Batches of graphs, boxes or sequences have several lengths, so it is unknown which rows belong to which sample.
     """
     return len(_sizes(batch)) == 1
 
@@ -118,11 +118,12 @@ def backward(
     Args:
         objective: Maps a batch to its means; the gradients are those of "loss".
         batch: See `split`.
-        weight: Further factor of a loss that is a mean over the samples.
+        weight: Factor of a loss that is a mean over the samples. If the loss has its own weight in `Means`, this factor
+            has no effect unless it is 0; then the gradients are 0.
         apart: Context for each part but the last, such as DDP's `no_sync`, so that ranks average gradients once.
         scaled: Scales the losses before their backward pass, such as `LossScale.apply`.
-        gradients: Returns all gradients so far, of this batch alone, as they are rescaled. It is needed if there are
-            several parts and the loss has a weight.
+        gradients: Returns all gradients. They are rescaled in place, so they must be those of this batch alone. Needed
+            if there are several parts and the loss has a weight.
         over_ranks: Averages the weight of this rank's batch over all ranks whose gradients are averaged.
 
     Returns:
@@ -191,7 +192,7 @@ class _Whole:
 
 
 def _or_one(weight: Tensor) -> Tensor:
-    """Return `weight`, with 1 in place of 0, so that it can be divided by."""
+    """Return `weight`, with 1 in place of 0, so that it can be a divisor."""
     return weight.where(weight > 0, 1)
 
 

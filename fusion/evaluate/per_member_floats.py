@@ -30,7 +30,8 @@ class Settings:
     """The floats in which members differ. Floats that are equal in all members stay plain numbers in the module.
 
     Args:
-        members: For each of the K members, path -> place of its float. The first member's module computes for all.
+        members: `members[k][path]` is the place of a float in member k's module. The first member's module computes the
+            results of all members.
 
     Attributes:
         values_K: path -> [K], float64 on the CPU.
@@ -45,7 +46,7 @@ class Settings:
         self._copies: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
 
     def like(self, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Return the values, [K] each, on the device and in the precision of the first floating-point tensor given."""
+        """Return the values, [K] each, on the device and in the precision of the first floating-point tensor."""
         first = next((t for t in tensors if t.is_floating_point()), torch.empty(0))
         dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
         if (first.device, dtype) in self._copies:
@@ -65,7 +66,7 @@ class Settings:
 
     @contextmanager
     def bound(self, values: Mapping[str, Any]) -> Iterator[None]:
-        """Put one member's values, numbers or 0-dimensional tensors, into the module, inside this context."""
+        """Let the module hold one member's values inside this context; they are numbers or 0-dimensional tensors."""
         before = {path: slot.get() for path, slot in self._slots.items()}
         for path, slot in self._slots.items():
             slot.set(values[path])
@@ -77,11 +78,11 @@ class Settings:
 
 
 class PlainFloats(TorchFunctionMode):
-    """Inside `torch.func.vmap`, lets code use settings that are tensors where Python or torch wants plain numbers.
+    """Within this mode, code that needs plain numbers also accepts settings, which are tensors inside `vmap`.
 
     An operator that fails on such a tensor runs member by member, with numbers. A comparison (`if self.p > 0`) or a
     conversion (`int(10 * self.ratio)`) works if all members give the same result. `round` and the functions of `math`
-    are replaced while the mode is active: the replacements compute each member's number.
+    are replaced while the mode is active. The replacements compute each member's number.
 
     Args:
         scalars: The settings as tensors, as they are inside `vmap`.
@@ -97,7 +98,7 @@ class PlainFloats(TorchFunctionMode):
         self._streams = streams
 
     def __enter__(self) -> Any:
-        """Let `round` and the functions of `math` take floats that differ by member, too."""
+        """Make `round` and the functions of `math` also accept floats that differ by member."""
         _STAND_INS.enter(self)
         return super().__enter__()  # type: ignore[no-untyped-call]
 
@@ -133,9 +134,9 @@ class PlainFloats(TorchFunctionMode):
             return result
 
     def of_numbers(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `function`, which takes plain numbers, once for each member if an argument is a setting.
+        """Call a function of plain numbers. If an argument is a setting, call it once for each member.
 
-        The result is a number if all members get the same one; else it is a tensor.
+        The result is a number if all members get the same number; otherwise it is a tensor.
         """
         if not all(isinstance(x, Tensor | int | float) for x in args) or not (rows := self._rows(args)):
             return function(*args, **kwargs)
@@ -144,7 +145,7 @@ class PlainFloats(TorchFunctionMode):
         if _agree(values):
             return values[0]
         if {*map(type, values)} not in ({int}, {float}):
-            return function(*args, **kwargs)  # it fails with an error of torch that says why
+            return function(*args, **kwargs)  # this raises an error of torch that explains the cause
         dtype = self._dtype if isinstance(values[0], float) else torch.int64
         written = tuple(float(value).hex() for value in values)
         result = fold(lambda K, x: Member(_stacked(written, dtype, x.value.device), 0), (first,), {})
@@ -208,7 +209,7 @@ _AUGMENTED: dict[Any, Any] = {
     for name in (f"{known}_", f"__i{of_python}__")
     if hasattr(Tensor, name)
 }
-"""Maps in-place functions (`s *= 2`) to ordinary ones (`s * 2`): like a float, a setting is never written to."""
+"""Maps in-place functions (`s *= 2`) to ordinary ones (`s * 2`), because a setting, like a float, never changes."""
 
 
 class _StandIns:
@@ -253,7 +254,7 @@ def _agree(values: Sequence[Any]) -> bool:
 
 @lru_cache(maxsize=64)
 def _stacked(written: tuple[str, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return K numbers, written in hexadecimal, as a tensor. It is cached, so that no later step waits for a copy."""
+    """Make a tensor of K hexadecimal numbers. It is cached, so that later steps need not copy them to the device."""
     values = [*map(float.fromhex, written)]
     with torch.inference_mode(False):
         values_K = torch.tensor(values, dtype=dtype, device=device)

@@ -61,7 +61,7 @@ class CudaGraphs:
         return result
 
     def record(self, step: Callable[[], Result], generators: Iterable[torch.Generator]) -> tuple[Result, Replay]:
-        """Record the step, which computes nothing yet, then replay it once."""
+        """Record the step, then replay it once, because recording computes nothing."""
         graph, here, collects = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device), gc.isenabled()
         pool = torch.cuda.graph_pool_handle()
         own = [generator for generator in generators if generator.device.type == "cuda"]
@@ -78,7 +78,7 @@ class CudaGraphs:
                     result = step()
             except BaseException:
                 self._leave(pool)
-                for generator, state in states.items():  # the states until now wait for the capture to end
+                for generator, state in states.items():  # the present states still wait for the capture to end
                     generator.graphsafe_set_state(state)
                 raise
             finally:
@@ -89,7 +89,7 @@ class CudaGraphs:
         return result, graph.replay
 
     def _leave(self, pool: Any) -> None:
-        """Tell torch's allocator that a capture has failed: torch does not tell it if CUDA ended the capture."""
+        """Tell torch's allocator that a capture has failed, because torch does not do so if CUDA ended the capture."""
         index = torch.cuda.current_device()
         with suppress(RuntimeError):  # the allocator knows already
             torch._C._cuda_endAllocateToPool(index, pool)
@@ -108,7 +108,7 @@ def capture_on(device: torch.device) -> Capture | None:
 
 
 def _by_reference(default: torch.Generator, own: torch.Generator) -> Callable[[bool], None]:
-    """Exchange generators by reference, which a graph needs: with copies, each replay would draw the same numbers."""
+    """Exchange generators by reference. With copied states, each replay of a graph would draw the same numbers."""
     if default.device.type != "cuda":
         return by_state(default, own)
     before = default.graphsafe_get_state()

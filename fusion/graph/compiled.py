@@ -19,7 +19,10 @@ from fusion.graph.trace import place_of
 Result = TypeVar("Result")
 
 TOLERANCE = 0.05
-"""Largest relative difference between the results of compiled code and of the step: even bfloat16 rounds to less."""
+"""Largest allowed relative difference between the results of compiled code and of the step.
+
+Rounding causes a smaller difference, even in bfloat16.
+"""
 
 
 def compiling_pays(seconds: float, speedup: float, compile_seconds: float) -> bool:
@@ -27,7 +30,7 @@ def compiling_pays(seconds: float, speedup: float, compile_seconds: float) -> bo
 
     Args:
         seconds: Time that all remaining steps take if they are not compiled.
-        speedup: Speed of a compiled step over that of the step as it is written.
+        speedup: Speed of a compiled step, divided by the speed of the step as it is written.
         compile_seconds: Time that compiling takes.
 
     >>> compiling_pays(39.0, 2.0, 10.0), compiling_pays(41.0, 2.0, 10.0)
@@ -40,22 +43,23 @@ class Inductor:
     """A `Capture` that compiles a whole step (forward, backward and update) to C++.
 
     It needs a C++ compiler on the machine, and takes seconds to minutes. Torch caches compiled code on disk, where
-    other processes find it. Compilation runs in this process. The code is for torch's present number of threads.
+    other processes find it. Compilation runs in this process. The code is made for torch's present number of threads.
     """
 
     def aside(self, step: Callable[[], Result]) -> Result:
-        """Run a step as it is: a CPU has no streams."""
+        """Run a step as it is, because a CPU has no streams."""
         return step()
 
     def record(self, step: Callable[[], Result], generators: Iterable[torch.Generator]) -> tuple[Result, Replay]:
         """Compile a step, and run the compiled code once.
 
         First the step and the compiled code each compute two steps in a row from the same state. They must return the
-        same results up to rounding; the second result also depends on the first update. Weights are not compared: they
-        may differ by more if a gradient is only rounding, such as that of a bias before batch normalization.
+        same results up to rounding; the second result also depends on the first update. Weights are not compared,
+        because they may differ by more if a gradient is only a rounding error, such as that of a bias before batch
+        normalization.
 
         Raises:
-            RuntimeError: if the step draws random numbers, because compiled code would draw other ones. If the
+            RuntimeError: if the step draws random numbers, because compiled code would draw other ones. Also if the
                 compiled code returns other results.
             Exception: any error of the compiler.
         """
@@ -103,14 +107,14 @@ class _Found:
 
 
 _Call = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
-"""An operator, its arguments and its result. Calls keep all tensors of a step alive, so that none reuses memory."""
+"""An operator, its arguments and its result. Calls keep all tensors of a step alive, so that none reuses an address."""
 
 
 class _Tape(TorchDispatchMode):
     """Records the operators that a step calls.
 
     Attributes:
-        found: Memory that the step uses but did not allocate, by its place.
+        found: Memory that the step uses but did not allocate, by its address.
     """
 
     def __init__(self) -> None:
@@ -148,7 +152,7 @@ def _graph(calls: Sequence[_Call], found: Sequence[_Found], made: Sequence[Tenso
     def node(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        # Identify a tensor by its place, not by its object: backward gets other objects for the same memory.
+        # Identify a tensor by its memory, not by its object, because backward gets other objects for the same memory.
         key = _key(leaf)
         if key not in nodes:
             shape = (list(leaf.shape), list(leaf.stride()), leaf.storage_offset())

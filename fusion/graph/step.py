@@ -25,7 +25,7 @@ from fusion.warn import warn
 Step = Callable[[Any], Any]
 
 FIRST_CHECK = 64
-"""Number of replays before the first check. Later checks follow at twice the number of replays each time.
+"""Number of replays before the first check. This number doubles from each check to the next.
 
 A check runs a step as it is written, and compares its operators with the recorded ones.
 """
@@ -40,7 +40,7 @@ def can_record(device: torch.device) -> bool:
 
 
 class GraphWarning(UserWarning):
-    """Warns that a step runs as it is written: its results are right, but the host launches each kernel by itself."""
+    """Warns that a step is not recorded. Its results are right, but the host launches each kernel separately."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ class _Form:
 
 
 class GraphedStep:
-    """A training step that is recorded as a CUDA graph: one launch in the place of hundreds.
+    """A training step that is recorded as a CUDA graph: one launch replaces hundreds.
 
     On other devices, the step runs as it is written, unless `compiled` is True.
 
@@ -83,9 +83,9 @@ class GraphedStep:
 
     The step is recorded anew after `keep`, `concat` and `load_state_dict` of a fused model or its optimizer, and after
     `schedule` for another number of steps. Call `reset` if tensors move for another reason, if you freeze parameters,
-    or if you set the mode of a part of the model. A recording does not see new values of things that are no tensors on
-    the device, such as a counter in a closure or a setting of torch. To find such changes, one step runs as written
-    after 64, 128, 256 replays and so on, and is compared. If it differs, later steps are not replayed.
+    or if you call `train()` or `eval()` on a part of the model. A recording does not see new values outside of the
+    device's tensors, such as a counter in a closure or a setting of torch. To find such changes, one step runs as
+    written after 64, 128, 256 replays and so on, and is compared. If it differs, later steps are not replayed.
 
     Args:
         step: Called with a batch (tensors in any nesting). It trains on the batch, and returns tensors in any nesting.
@@ -162,7 +162,7 @@ class GraphedStep:
         return (model.training, *changes, optimizer.changes if optimizer else 0)
 
     def _refuses(self, leaves: Sequence[Any]) -> str:
-        """Return a reason why the step cannot be recorded, as far as it is known before it runs; empty if none."""
+        """Return a reason, known before the step runs, why it cannot be recorded; empty if there is none."""
         model = self._model
         if isinstance(model, FusedModel) and model.one_by_one and model.K > 1:
             return "its members train one after another"
@@ -207,7 +207,7 @@ class GraphedStep:
         attributes, states = plain_attributes(module), states_beyond_torch()
         with Trace(self._device, form.trace) as trace:
             result = self._capture.aside(partial(self._run, form))
-        # With one member, a step draws from the member's own generators instead of Python's, so these show no change.
+        # With one member, a step draws from the member's own generators, so those of Python show no change.
         draws = isinstance(model, FusedModel) and model.K == 1 and model.streams.draw_beyond_torch
         if obstacle := trace.finish():
             self._refuse(obstacle)

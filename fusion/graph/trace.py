@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 Call = tuple[Any, ...]
-"""An operator and its arguments: numbers as they are, tensors by their form and their place in memory."""
+"""An operator and its arguments: numbers as they are, and for tensors their form and their place in memory."""
 
 
 class Trace(TorchDispatchMode):
@@ -88,7 +88,7 @@ class Trace(TorchDispatchMode):
         return (*form, "number", str(leaf.item())) if self._is_number(leaf) else (*form, "found", place)
 
     def _value(self, leaf: Any) -> Any:
-        """Return the dtype and values of a CPU tensor that `torch.tensor` made: no operator has them as arguments."""
+        """Return the dtype and values of a CPU tensor that `torch.tensor` made; no operator has them as arguments."""
         return (leaf.dtype, str(leaf.tolist())) if isinstance(leaf, Tensor) and leaf.device.type == "cpu" else None
 
     def _is_number(self, tensor: Tensor) -> bool:
@@ -124,7 +124,10 @@ class Trace(TorchDispatchMode):
 
 
 _ATTENTION = "aten::_scaled_dot_product"
-"""Attention returns the seed and offset of its dropout: on the host, but on the device while a step is recorded."""
+"""Prefix of the names of attention operators, which return the seed and the offset of their dropout.
+
+These are on the device while a step is recorded, and on the host otherwise.
+"""
 
 _LITERAL = torch.ops.aten.lift_fresh.default
 _INDEXING = frozenset(getattr(torch.ops.aten, name) for name in ("index", "index_put", "index_put_"))

@@ -34,7 +34,7 @@ VECTORIZED = (
 """Optimizers that update all their members together."""
 
 OPTIMIZERS = (*VECTORIZED, "adadelta", "adagrad", "asgd")
-"""All optimizers that have a name. If one is not in `VECTORIZED`, torch updates each member by itself."""
+"""All optimizers that have a name. If one is not in `VECTORIZED`, torch updates its members one after another."""
 
 OWN = "own"
 """The name for an optimizer that a user's function makes."""
@@ -46,7 +46,7 @@ MUON_ORIGINAL = "muon.original"
 """The name for Muon with `adjust_lr_fn="original"`, whose learning rate scales differently with the width."""
 
 RULES = (*KINDS, MUON_ORIGINAL)
-"""Names by which multipliers of learning rates and weight decays are looked up."""
+"""Names of optimizers that may be keys of `lr_multipliers` and `weight_decay_multipliers`."""
 
 ADJUSTMENTS = ("match_rms_adamw", "original")
 
@@ -67,7 +67,7 @@ class Key:
         reader: The part of the library that reads the key.
         default: Value if the key is left out; None for `lr`, which must be given.
         under: Name of another key that decides whether this key is read; None if it is always read.
-        defaults: Maps each value of `under` with which this key is read to the value if it is left out.
+        defaults: Maps each value of the key `under` with which this key is read to the default of this key.
     """
 
     kind: Callable[[Any], Any]
@@ -98,7 +98,7 @@ def _optimizer(value: Any) -> bool:
 
 
 def _name_of(value: Any) -> Any:
-    """Return the name of an optimizer class of torch if it has one here; return any other value as it is.
+    """Return this package's name for an optimizer class of torch; return any other value as it is.
 
     `torch.optim.Muon` does not get the name "muon", because it has another default learning rate, updates other
     matrices, and does not use AdamW for the other parameters.
@@ -287,7 +287,7 @@ def own_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
 def check_class(config: Mapping[str, Any]) -> None:
     """Refuse a configuration with arguments of torch's optimizer class that training would ignore.
 
-    The class only stands for its name. Its arguments have an effect only if they are also keys that training reads.
+    The class is used only for its name, so its arguments have an effect only if they are also keys that training reads.
 
     Raises:
         ValueError: if the configuration has such an argument, for example `amsgrad`.
@@ -309,9 +309,9 @@ def check(config: Mapping[str, Any]) -> None:
     """Check every key that `config` reads. `part_settings.check_settings` also checks the settings of parts.
 
     Raises:
-        ValueError: if a value breaks its rule. If sgd has `nesterov` without momentum or with dampening. If a
-            Schedule-Free optimizer has a schedule, or no momentum. If a warm-up is given both in epochs and as a share
-            of the training.
+        ValueError: if a value breaks its rule. Also if sgd has `nesterov` without momentum or with dampening, or if a
+            Schedule-Free optimizer has a schedule, or no momentum. Also if a warm-up is given both in epochs and as a
+            share of the training.
     """
     for name in KEYS:
         if name in config and is_read(name, config):

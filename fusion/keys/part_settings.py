@@ -32,7 +32,7 @@ def is_rate(name: str) -> bool:
 
 
 def keys_of(setting: str, part: str) -> list[str]:
-    """Return the keys that can hold a setting of a part, most specific first. The first one in a configuration counts.
+    """Return the keys that can hold a setting of a part, most specific first. The first one that is given counts.
 
     >>> keys_of("beta1", "net.head")
     ['beta1.net.head', 'beta1.net', 'beta1']
@@ -69,7 +69,7 @@ def own_parts(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def part_of(name: str, parts: Iterable[str]) -> str:
-    """Return the part that contains the parameter `name`: the longest name if several do, "" if none does."""
+    """Return the part that contains the parameter `name`: the longest one if several do; "" if none does."""
     return max((part for part in parts if part and _is_in(name, part)), key=len, default="")
 
 
@@ -98,17 +98,17 @@ def names_of_parts(config: Mapping[str, Any], names: Iterable[str]) -> dict[str,
 
 
 def optimizer_names(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of a configuration's optimizers: first the model's, then that of each part with its own."""
+    """Return the names of a configuration's optimizers: first that of the model, then those of parts with their own."""
     configs = configs_of_parts(config)
     return tuple(optimizer_name(configs[part]) for part in sorted(configs))  # "", the model, comes first
 
 
 def lr_factors(config: Mapping[str, Any], names: Iterable[str], matrices: Container[str] = ()) -> dict[str, float]:
-    """Return factors of the learning rate `lr`, by parameter name, for parameters that have their own learning rate.
+    """Map the name of each parameter that has its own learning rate to the ratio of this rate to `lr`.
 
     The key `lr.PART` is the learning rate of all parameters in that part of the model. If a parameter is in several
     such parts, the longest name counts. With the optimizer muon, `lr.adamw` is the learning rate of the remaining
-    parameters that AdamW updates.
+    parameters, which AdamW updates.
 
     Args:
         names: Names of the model's parameters.
@@ -144,8 +144,8 @@ def check_settings(config: Mapping[str, Any]) -> None:
     """Check every key that `config` reads, including the settings of parts.
 
     Raises:
-        ValueError: if `hyperparameters.check` raises it for the model or a part. If a part's optimizer does not read a
-            key of the part.
+        ValueError: if `hyperparameters.check` raises it for the model or a part. Also if a part's optimizer does not
+            read a key of the part.
     """
     check(config)
     _rates(config)

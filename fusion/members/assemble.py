@@ -27,10 +27,10 @@ def fuse(modules: Sequence[nn.Module], *, one_by_one: bool = False) -> FusedMode
             and non-persistent buffers are held once, without K, if they are equal in all members.
 
     Raises:
-        ValueError: if `modules` is empty or holds an object that is no module. If the modules differ in more than the
-            values of tensors and floats. If a trained parameter shares memory with another tensor, or has a hook that
-            captures a tensor of the module. Other tensors may share memory, such as a buffer and a view of it, if
-            nothing is written to them.
+        ValueError: if `modules` is empty or holds an object that is no module. Also if the modules differ in more than
+            the values of tensors and floats. Also if a trained parameter shares memory with another tensor, or has a
+            hook that captures a tensor of the module. Other tensors may share memory, such as a buffer and a view of
+            it, if nothing is written to them.
 
     >>> fused = fuse([nn.Linear(2, 3) for _ in range(4)])
     >>> fused.stacked["weight"].shape, fused(torch.ones(5, 2)).shape

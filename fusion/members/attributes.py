@@ -34,11 +34,11 @@ _IN_PLACE = (dict, OrderedDict, list)
 
 
 class _ABSENT:
-    """Stands for a missing value. It is a class instead of an object, because a copy or pickle of a class is itself."""
+    """Stands for a missing value. It is a class, because copying or pickling a class gives the same class again."""
 
 
 AttributePlace = tuple[int, str, str]
-"""Index of the module in `modules()`; "_buffers" for a buffer, "" for another attribute; the name."""
+"""Index of the module in `modules()`, kind, and name. The kind is "_buffers" for a buffer, "" for other attributes."""
 
 Snapshot = Mapping[AttributePlace, Any]
 
@@ -107,7 +107,7 @@ def check_same_state(module: nn.Module, other: nn.Module, but: Iterable[Attribut
             if name == "training" or not isinstance(value, _PLAIN) or isinstance(value, float):
                 continue
             theirs = vars(twin).get(name, _ABSENT)
-            # A flag that only one module has was set by its first run, such as when forward registers hooks: allowed.
+            # Allow a flag that only one module has: the first run may set it, for example when it registers hooks.
             set_up = isinstance(value, bool) and theirs is _ABSENT
             if not set_up and (i, "", name) not in left_out and value != (None if theirs is _ABSENT else theirs):
                 where = f"{path}.{name}" if path else name
@@ -116,12 +116,12 @@ def check_same_state(module: nn.Module, other: nn.Module, but: Iterable[Attribut
 
 
 def follow(source: nn.Module, target: nn.Module, own: set[tuple[int, Any]], before: Snapshot) -> None:
-    """Make the changes of `source` in `target`, too: those of attributes, hooks and modes.
+    """Repeat in `target` the changes of attributes, hooks and modes that were made in `source`.
 
     Args:
         source: The template.
         target: A module of the same structure.
-        own: (id of an owner in `source`, attribute or key) of each float in which members differ; these stay.
+        own: (id of an owner in `source`, attribute or key) of each float in which members differ. It stays as it is.
         before: A snapshot of `source` from the last time that `target` caught up.
     """
     if source is target:
@@ -150,9 +150,9 @@ def _follow_dict(ours: dict[Any, Any], theirs: dict[Any, Any], own: set[tuple[in
 def _follow_hooks(
     ours: dict[Any, Any], before: Mapping[Any, Any], now: Mapping[Any, Any], memo: dict[int, Any]
 ) -> None:
-    """Make the changes of hooks, from `before` to `now`, in `ours`, too.
+    """Repeat in the hooks `ours` of a module the changes from `before` to `now` of another module's hooks.
 
-    Each module has its own copies of the earlier hooks; they correspond by their order.
+    Before the changes, `ours` are copies of the hooks in `before`, in the same order.
     """
     if list(before) != list(now):
         own = dict(zip(before, ours.values()))
@@ -164,8 +164,8 @@ class OwnValues:
     """Values of attributes in which members differ, one for each of K members.
 
     Tensors that forward assigns inside vmap have a hidden member axis. They stay in the module, and are valid as long
-    as all members are evaluated at once. `part` splits them by member only if it is needed: if members are dropped, for
-    example.
+    as all members are evaluated at once. `part` splits them by member only when this is needed, for example if members
+    are dropped.
 
     Attributes:
         of_members: Place of an attribute -> one value for each member.
@@ -176,7 +176,10 @@ class OwnValues:
         self.of_members = {place: list(values) for place, values in (of_members or {}).items()}
 
     def part(self, module: nn.Module) -> bool:
-        """Take the tensors that forward assigned out of `module`, split by member. Return whether there were any."""
+        """Remove from `module` the tensors that forward assigned, and give each member its own.
+
+        Return whether there were any such tensors.
+        """
         modules, found = list(module.modules()), False
         for place, value in snapshot(module).items():
             leaves, spec = tree_flatten(value)
@@ -208,13 +211,13 @@ class OwnValues:
             _put(modules, place, values[k])
 
     def take(self, module: nn.Module, before: Snapshot, after: Sequence[Snapshot]) -> None:
-        """Take over the changes that each member's run made to `module`.
+        """Store the changes that each member's run made to `module`.
 
-        If a value is equal in all members, it goes into `module`; else each member keeps its own.
+        If a value is equal in all members, it is stored in `module`; otherwise each member keeps its own value.
 
         Args:
             before: A snapshot of `module` before the runs.
-            after: The changes of each member since then.
+            after: `after[k]` has the attributes that differ from `before` after member k's run.
         """
         put_back(module, before)
         modules = list(module.modules())
@@ -235,7 +238,7 @@ class OwnValues:
         return OwnValues(len(chosen), kept)
 
     def concat(self, module: nn.Module, other: OwnValues, its_module: nn.Module) -> OwnValues:
-        """Return the values of all members of two models. Call `part` for both models before."""
+        """Return the values of all members of two models. Call `part` for both models first."""
         ours, theirs = snapshot(module), snapshot(its_module)
         joined = {}
         for place in {**ours, **theirs, **self.of_members, **other.of_members}:
@@ -247,7 +250,7 @@ class OwnValues:
         return OwnValues(self.K + other.K, joined)
 
     def overwrite(self, targets: Sequence[int], sources: Sequence[int]) -> None:
-        """Give the members `targets` copies of the values of the members `sources`. Call `part` before."""
+        """Give the members `targets` copies of the values of the members `sources`. Call `part` first."""
         for values in self.of_members.values():
             for k, value in zip(targets, [copied(values[k]) for k in sources]):
                 values[k] = value
@@ -268,7 +271,7 @@ def _values(module: nn.Module) -> Iterator[tuple[AttributePlace, Any]]:
 
 
 def _copy_of(value: Any) -> Any:
-    """Copy lists, dicts and tuples, nested ones included, but not the objects in them; return other values as is."""
+    """Copy nested lists, dicts and tuples, but not the objects in them; return any other value as it is."""
     if not value if (cls := type(value)) in _IN_PLACE else cls not in SUPPORTED_NODES:
         return cls() if cls in _IN_PLACE else value
     return tree_map(lambda leaf: leaf, value)
@@ -294,7 +297,7 @@ def _has_data(value: Any) -> bool:
 
 
 def _belongs_to_members(place: AttributePlace, tensor: Tensor) -> bool:
-    """Return whether a tensor that forward left in an attribute has to be kept for each member by itself.
+    """Return whether a tensor that forward left in an attribute has to be kept separately for each member.
 
     This holds for tensors with a hidden member axis, tensors that cannot be copied because they have a `grad_fn`, and
     buffers that were None before.

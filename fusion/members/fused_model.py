@@ -69,7 +69,7 @@ class StackedTensors(nn.Module):
         own: Tensors of which each member has its own, [K, ...] each.
         common: Tensors that all members share, without K.
         changes: Number of times that tensors were replaced by others.
-        parts: Parameter name -> part of the model. `flat` puts each part in separate rows.
+        parts: Parameter name -> part of the model. `flat` puts different parts into different matrices.
     """
 
     _members: list[Shell]
@@ -98,7 +98,7 @@ class StackedTensors(nn.Module):
 
     @property
     def template(self) -> nn.Module:
-        """Return the module without data that computes for all members. Its mode and attributes hold for all."""
+        """Return the module without data that computes for all members. Its mode and attributes are those of all."""
         return self._members[0].skeleton
 
     @property
@@ -166,7 +166,7 @@ class StackedTensors(nn.Module):
         return self._flat
 
     def in_rows(self, name: str) -> bool:
-        """Return whether `flat` has put the parameter `name` in rows."""
+        """Return whether `flat` has moved the parameter `name`."""
         return self._flat is not None and name in self._flat.values.parts
 
     def set_parts(self, parts: Mapping[str, str]) -> None:
@@ -201,7 +201,7 @@ class StackedTensors(nn.Module):
         self._collect_floats()
 
     def _collect_floats(self) -> None:
-        """Collect the members' floats as vectors. If there are any, recorded steps are out of date: count a change."""
+        """Collect the members' floats as vectors. If there are any, count a change, as recorded steps are outdated."""
         self._caught_up = snapshot(self.template)
         before, self._settings = self._settings.values_K, Settings([member.floats for member in self._members])
         if before or self._settings.values_K:
@@ -238,14 +238,14 @@ class StackedTensors(nn.Module):
         self._collect_floats()
 
     def _catch_up(self, indices: Iterable[int]) -> None:
-        """Make later changes of the template, such as its mode or hooks, in these members' modules, too."""
+        """Repeat the template's later changes, such as those of its mode or hooks, in these members' modules."""
         self._part_values()
         own = self._settings.places()
         for k in indices:
             follow(self.template, self._members[k].skeleton, own, self._caught_up)
 
     def _part_values(self) -> None:
-        """Take the tensors that forward assigned out of the template, and split them by member."""
+        """Remove from the template the tensors that forward assigned, and give each member its own."""
         if self.own_values.part(self.template):
             self.changes += 1
 
@@ -275,7 +275,7 @@ class StackedTensors(nn.Module):
         self.own.arrange(named_tensors(self.template))
 
     def _rebind(self, name: str, value: Tensor) -> None:
-        """Store a tensor [K, ...] that a module assigned to its buffer: from now on each member has its own."""
+        """Store a tensor [K, ...] that a module assigned to its buffer, so that each member has its own from now on."""
         if name in self.shared:
             self._unshare(name)
         self.own.put(name, value.contiguous())
@@ -295,7 +295,7 @@ class FusedModel(StackedTensors):
 
     Attributes:
         streams: Generators of each member's random numbers, see `seed`.
-        changes: Number of times that tensors were replaced by others. Recorded steps, which keep addresses, read it.
+        changes: Number of times that tensors were replaced by others. Recorded steps check it, as they keep addresses.
         written: Parameters that forward itself writes to, such as a momentum encoder's; `dry_run` finds them.
         one_by_one: If True, `map` evaluates the members one after another. This works with any code, but is as slow as
             separate models; results are the same. `dry_run` sets it for modules that cannot be vmapped.
@@ -340,8 +340,8 @@ class FusedModel(StackedTensors):
     def map(self, objective: Objective, batch: Any, own_data: bool = False) -> Any:
         """Evaluate a function of one module for every member, on a shared batch or on each member's own batch.
 
-        Each member has its own buffers (running statistics, counters) and tensors that forward assigns to attributes;
-        they are updated for each. Each member draws random numbers (dropout) from its own stream, see `seed`.
+        Each member has its own buffers (running statistics, counters), and its own tensors that forward assigns to
+        attributes. Each member draws random numbers (dropout) from its own stream, see `seed`.
 
         Args:
             objective: Called as `objective(model, batch)` with a real module that holds one member's tensors; its
@@ -353,7 +353,7 @@ class FusedModel(StackedTensors):
             The result of `objective`, each tensor with a leading K: a loss becomes [K].
 
         Raises:
-            ValueError: if `objective` returns other objects. If `own_data` is True, and a tensor has no leading K.
+            ValueError: if `objective` returns other objects, or if `own_data` is True and a tensor has no leading K.
             FusionMismatch: if `objective` writes to one of `overlapping`.
         """
         check_function("objective", objective)
@@ -367,7 +367,7 @@ class FusedModel(StackedTensors):
         run_hooks(self)
 
         def one(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], rows: Sequence[Tensor]) -> Any:
-            # One after another, members get copies: the next one must not see what this one writes into the batch.
+            # When members run one after another, each gets a copy of the batch, because its forward may write to it.
             own = batch_of(rows) if together else copied(batch_of(rows))
             bound_here = bound(self._slots, {**shared, **tensors})
             with bound_here as rebound, self._settings.bound(settings), activations_kept():
@@ -385,7 +385,7 @@ class FusedModel(StackedTensors):
         return result
 
     def _in_turn(self, one: One, rows_K: Sequence[Tensor]) -> tuple[Any, Mapping[str, Tensor]]:
-        """Evaluate members one after another; each finds the attributes that its own last run left."""
+        """Evaluate members one after another. Each member sees the attributes that its own last run has set."""
         self._part_values()
         before, after = snapshot(self.template), list[Snapshot]()
         shared = self.shared
@@ -411,8 +411,8 @@ class FusedModel(StackedTensors):
     def seed(self, seeds: Sequence[int]) -> None:
         """Seed the members, so that each draws the same random numbers as if it ran alone.
 
-        Member `k` draws what its module would after `torch.manual_seed(seeds[k])`, on the CPU and on CUDA devices.
-        Members that are evaluated one after another also draw as after `random.seed(seeds[k])` and
+        Member `k` draws the numbers that its module alone draws after `torch.manual_seed(seeds[k])`, on the CPU and on
+        CUDA devices. Members that are evaluated one after another also draw as after `random.seed(seeds[k])` and
         `numpy.random.seed(seeds[k] % 2**32)`. After `keep` and `concat`, members continue their sequences. The global
         generators stay as they are, and so do generators that the code itself holds.
 
@@ -456,8 +456,8 @@ class FusedModel(StackedTensors):
     def copy(self, sources: Mapping[int, int]) -> None:
         """Make members copies of others, in place: `copy({2: 0})` makes member 2 a copy of member 0.
 
-        Weights, buffers, gradients, floats and other attributes are copied, into the same tensors as before. Until the
-        copy is seeded, it draws the same random numbers as its source, from its own generators.
+        Weights, buffers, gradients, floats and other attributes are copied; the stacked tensors are not replaced. Until
+        the copy is seeded, it draws the same random numbers as its source, from its own generators.
 
         Args:
             sources: Maps each member that becomes a copy to its source. All sources are read before any is written.
@@ -482,7 +482,7 @@ class FusedModel(StackedTensors):
         """Append copies of the members of `other`, in place.
 
         Raises:
-            ValueError: if the structures differ. If a plain attribute differs that modules change as they run.
+            ValueError: if the structures differ, or if a plain attribute differs that modules change while they run.
         """
         check_fused(other, "other")
         check_same((self.key, other.key), "models")
@@ -533,9 +533,9 @@ class FusedModel(StackedTensors):
         return module
 
     def unreached(self) -> dict[str, list[int]]:
-        """Return the members without a gradient of a parameter for which others have one, by name of the parameter.
+        """For each parameter of which only some members have a gradient, return the members without one.
 
-        There are such members only if `one_by_one` is True: each member may then take another branch. The difference
+        There are such members only if `one_by_one` is True, because members may then take different branches. This
         matters because `torch.optim` skips a parameter without a gradient, but updates one with a gradient of zero.
         """
         return {
@@ -551,7 +551,7 @@ class FusedModel(StackedTensors):
             super().zero_grad()
             return
         for parameter in self.parameters():
-            if parameter.grad is not None:  # replaced, because torch warns if backward adds to a gradient in rows
+            if parameter.grad is not None:  # make a new one: torch warns if backward adds to one of `flat`'s views
                 parameter.grad = parameter.grad.new_zeros(parameter.shape)
 
     def train(self, mode: bool = True) -> FusedModel:
@@ -569,12 +569,12 @@ class FusedModel(StackedTensors):
         self._reached.setdefault(name, set()).add(k)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Allow copies and pickles: split tensors with a hidden axis by member, and leave out the rows."""
+        """Allow copies and pickles: split tensors with a hidden axis by member, and leave out the result of `flat`."""
         self._part_values()
         return {**vars(self), "_flat": None}
 
     def _set_members(self, members: Sequence[Shell]) -> None:
-        """Replace the members. From now on the skeleton of the first new member computes for all."""
+        """Replace the members. From now on the skeleton of the first new member computes for all members."""
         self._members = list(members)
         self._flat = None
         self.changes += 1

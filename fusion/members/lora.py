@@ -1,9 +1,9 @@
 """LoRA adapters (Hu et al. 2022, arXiv:2106.09685) with different ranks and dropouts, padded so that they fuse.
 
-Shapes: A is [rank, in], B is [out, rank]. If a row of A and the matching column of B are zero, they stay zero: each
-gets its gradient through the other. So padding with zeros is exact with every optimizer that works element by element.
-The padding adds nothing to gradient norms or weight decay. Steps of Adafactor and Muon depend on shapes: they move a
-padded adapter like one of the larger rank.
+Shapes: A is [rank, in], B is [out, rank]. If a row of A and the matching column of B are zero, they stay zero, because
+each gets its gradient through the other. So padding with zeros is exact with every optimizer that works element by
+element. The padding adds nothing to gradient norms or weight decay. Steps of Adafactor and Muon depend on shapes, so
+they move a padded adapter like one of the larger rank.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def pad_lora(modules: Sequence[nn.Module], rank: int = 1) -> list[nn.Module]:
         A copy of each module; `trim_lora` removes the padding again.
 
     Raises:
-        ValueError: if a module has no adapters, or in other places than the first module, or if `rank` is below 1.
+        ValueError: if a module has no adapters, or has them in other places than the first module. Also if `rank` is
+            below 1.
     """
     check_each("modules", modules, nn.Module)
     check_int("rank", rank, at_least=1)
@@ -60,10 +61,10 @@ def pad_lora(modules: Sequence[nn.Module], rank: int = 1) -> list[nn.Module]:
 
 
 def trim_lora(module: nn.Module) -> nn.Module:
-    """Copy a module that `pad_lora` has padded, such as one unfused after training, with adapters at their own ranks.
+    """Copy a module that `pad_lora` has padded, and cut the copy's adapters to their own ranks.
 
-    Frozen parameters are not copied. `peft` keeps the rank of each adapter in its layer, and `pad_lora` does not change
-    that.
+    Use it after training and `unfuse`. Frozen parameters are not copied. `peft` keeps the rank of each adapter in its
+    layer, and `pad_lora` does not change that.
     """
     check_module(module)
     trimmed = _copy(module)

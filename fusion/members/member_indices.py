@@ -61,7 +61,7 @@ def copy_rows(tensor_K: Tensor, targets: Sequence[int], sources: Sequence[int]) 
 def _index(name: str, value: object) -> int:
     value = plain(value)
     try:
-        # A bool is refused: a mask such as [False, True] would otherwise mean the members 0 and 1.
+        # Refuse a bool, because a mask such as [False, True] would otherwise mean the members 0 and 1.
         if not isinstance(value, bool):
             return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -77,7 +77,7 @@ def member_rows(tensor_K: Tensor, chosen: Sequence[int]) -> Tensor:
 def member_vector(name: str, value: Any, K: int, *, flags: bool = False) -> Tensor:
     """Make a float64 vector [K] on the CPU from one number, or from one number per member.
 
-    With `flags`, make it from booleans, as 0 and 1.
+    If `flags` is True, `value` has booleans, which become 0 and 1.
 
     >>> member_vector("lr", 0.1, 3).tolist()
     [0.1, 0.1, 0.1]

@@ -17,8 +17,9 @@ from fusion.members.member_indices import copy_rows, member_rows
 LARGE = 2**14
 """On a CPU, a tensor with at least this many elements per member gets its own matrix [K, N].
 
-If tensors share a matrix, there are gaps between the members of each. An operator that needs them without gaps, such as
-a first layer whose input all members share, copies them first. For large tensors, a separate operation costs less.
+If several tensors share a matrix, none of them is contiguous: other values lie between those of two members. If an
+operator needs a contiguous tensor, such as a first layer whose input all members share, it copies the tensor first.
+For large tensors, their own operations cost less than such copies.
 """
 
 
@@ -73,7 +74,7 @@ class Rows:
                 self.parts[name] = part.view(len(part), *shape)
 
     def __reduce__(self) -> Any:
-        """Pickle only the blocks: the views are made again on loading. By default, `pickle` would copy each view."""
+        """Pickle only the blocks, and make the views again on loading. By default, `pickle` would copy each view."""
         return Rows, (self.layout, self.blocks)
 
     @classmethod
@@ -105,7 +106,7 @@ class FlatParameters:
     """Stacked parameters and their gradients in rows.
 
     The parameters become views of the rows, so both always have the same values. If a parameter is replaced later (by
-    `FusedModel.keep`, `.to(device)` or copying), it is no view any more. `holds` tells whether all still are.
+    `FusedModel.keep`, `.to(device)` or copying), it is no view any more. `holds` tells whether all still are views.
 
     Attributes:
         values: The parameters.

@@ -1,4 +1,4 @@
-"""Optimizers of stacked parameters, and equal ones for a single module, from the same configuration keys."""
+"""Optimizers of stacked parameters, and equivalent ones for a single module, made from the same configuration keys."""
 
 from fusion.keys import OPTIMIZERS
 from fusion.optim.fused import FusedOptimizer

@@ -1,8 +1,8 @@
 """Adafactor (Shazeer & Stern 2018, Algorithms 4 and 5) as `torch.optim.Adafactor` has it, for many members at once.
 
-Shape suffixes: R members of a run. A parameter is [R, ..., m, n]. Its second moment is stored as means over rows and
-over columns, [R, ..., m, 1] and [R, ..., 1, n]. If a parameter has at most one dimension per member, it is stored
-whole.
+Shape suffixes: R members of a run (adjacent members with one rule). A parameter is [R, ..., m, n]. Its second moment is
+stored as means over rows and over columns, [R, ..., m, 1] and [R, ..., 1, n]. If a parameter has at most one dimension
+per member, its second moment is stored whole.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def update(
     """
     power_R = run.vectors["beta2_decay"][:, 0]
     for (values, gradient, *state), lr_R, decay_R, steps_R in zip(stored, rates, decays, steps, strict=True):
-        # Compute in float32 at least: in half precision, 1 - lr * weight_decay would round to 1.
+        # Compute in float32 at least, because 1 - lr * weight_decay would round to 1 in half precision.
         precise = torch.promote_types(values.dtype, torch.float32)
         eps1 = torch.finfo(values.dtype).eps
         p, g, *before = (t.to(precise) for t in (values, gradient, *state))

@@ -42,7 +42,7 @@ def clip_grad_norm_(fused: FusedModel, max_norm: float | Sequence[float] | Tenso
     else:
         limit_K1 = flat.on_device(limits, norm_K1.dtype)
         unlimited_K1 = flat.on_device(tuple(map(math.isinf, limits)), torch.bool)
-    # Divide by norm + 1e-6, as torch does. Without a limit, the scale is 1: inf / inf would be NaN.
+    # Divide by norm + 1e-6, as torch does. Without a limit, set the scale to 1, because inf / inf would be NaN.
     scale_K1 = (limit_K1 / (norm_K1 + 1e-6)).clamp_(max=1.0).masked_fill_(unlimited_K1, 1.0)
     for grad in grads:
         scale = scale_K1.to(grad.dtype)
@@ -51,8 +51,11 @@ def clip_grad_norm_(fused: FusedModel, max_norm: float | Sequence[float] | Tenso
 
 
 def gradients(fused: FusedModel) -> tuple[list[Tensor], FlatParameters | None]:
-    """Return the gradients that the update will read: [K, ...] each, or rows [K, N] with the parameters in rows."""
-    # Include parameters in rows that have been frozen since: otherwise `flat` would move all others out of their rows.
+    """Return the gradients that the update will read, and the parameters in rows if the update uses rows.
+
+    The gradients are matrices [K, N] if it uses rows. Otherwise they are [K, ...] each, and the second result is None.
+    """
+    # Include parameters in rows that have been frozen since. Otherwise `flat` would move all others out of their rows.
     parameters = {name: p for name, p in fused.stacked.items() if p.requires_grad or fused.in_rows(name)}
     make_dense(parameters.values())
     grads = [p.grad for p in parameters.values() if p.grad is not None]

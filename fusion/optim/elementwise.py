@@ -1,7 +1,7 @@
 """The update rules that work element by element, for members that use the same rule.
 
 Shape suffixes: B members, n elements of each member. The tensors p, g, m, v are [B, n]: parameters, gradients and
-moments. Each coefficient is [B, 1] or [B, n], or None if it is zero for all members, so no rule mixes members. Rules
+moments. Each coefficient is [B, 1] or [B, n]; it is None if it is zero for all members. No rule mixes members. Rules
 follow the single-tensor code of torch.optim, with constants folded to save passes over memory. `decayed` is called
 before each rule.
 """
@@ -102,7 +102,7 @@ def adam(
     step_size m / (sqrt(v) + eps) = lr (m / c1) / (sqrt(v / c2) + epsilon).
     """
     m.lerp_(g, one_minus_beta1)
-    # Reuse one temporary tensor: more of them would displace the other tensors from the caches.
+    # Reuse one temporary tensor, because more of them would displace the other tensors from the caches.
     scratch = g.square()
     v.lerp_(scratch, one_minus_beta2)
     denominator = torch.sqrt(v, out=scratch).add_(eps)
@@ -175,9 +175,9 @@ def prodigy_sums(
 ) -> Tensor:
     """Update Prodigy's state, and return the sums [B, 2] from which it estimates its step size; see `learn_distance`.
 
-    `first` is 1 at the first step, which copies the weights to `start`, and 0 later. The names of the other
-    coefficients say what they multiply: m and its new gradient (`momentum`, `gain`), v (`square_keep`, `square_gain`),
-    and the weighted sum s of the gradients (`sum_keep`, `sum_gain`).
+    `first` is 1 at the first step, which copies the weights to `start`, and 0 later. The other coefficients come in
+    pairs: one multiplies an old value, the other one the term that is added to it. The pairs are `momentum` and `gain`
+    for m, `square_keep` and `square_gain` for v, and `sum_keep` and `sum_gain` for the weighted sum s of the gradients.
     """
     start.lerp_(p, first)
     m.mul_(momentum).addcmul_(g, gain)
@@ -256,9 +256,9 @@ def schedule_free(
 ) -> None:
     """Schedule-Free SGD, or AdamW if v is given (Defazio et al. 2024, Algorithm 1).
 
-    p are the weights at which gradients are taken. With a direction u, which is g for SGD and Adam's for AdamW,
-    `p = lerp(p, z, share) + move (u + pull p)` and `z -= step_size (u + pull p)`. `first` is 1 at the first step, which
-    copies the weights to z, and 0 later.
+    p are the weights at which gradients are taken. The direction u is g for SGD, and Adam's direction for AdamW. The
+    rule is `p = lerp(p, z, share) + move (u + pull p)` and `z -= step_size (u + pull p)`. `first` is 1 at the first
+    step, which copies the weights to z, and 0 later.
     """
     z.lerp_(p, first)
     if v is not None:

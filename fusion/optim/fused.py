@@ -38,16 +38,16 @@ class FusedOptimizer(OptimizerState):
 
     Adjacent members with the same rule are updated together, with all their parameters of one dtype at once. If members
     with the same optimizer are adjacent, K deep models take as few operators as one model with one layer. For that,
-    `step` makes parameters and gradients views of [K, N], unless torch's own kernels for CPUs are faster. Muon updates
-    all matrices of one shape together; Adafactor updates parameters one by one. Members with adadelta, adagrad, asgd or
-    a user's optimizer are updated one after another, by torch's own code.
+    `step` makes parameters and gradients views of matrices [K, N], unless torch's own kernels for CPUs are faster. Muon
+    updates all matrices of one shape together; Adafactor updates parameters one by one. Members with adadelta, adagrad,
+    asgd or a user's optimizer are updated one after another, by torch's own code.
 
     Args:
         fused: The model. Parameters are found by name, so the optimizer stays valid after `fused.keep`.
         members: The hyperparameters of the K members.
-        own_lr_factors: For each member, parameter name -> further factor of the learning rate.
+        own_lr_factors: `own_lr_factors[k][parameter]` is a further factor of member k's learning rate, 1 if absent.
         names: Names of the parameters to update if another optimizer updates the rest, see `FusedByPart`; None for all.
-        lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 if absent.
+        lr_multipliers: `lr_multipliers[optimizer][parameter]` is a factor of the learning rate, 1 if absent.
 
     Attributes:
         lr_factor_K: [K], the schedule's factor of each member's learning rate; 1 at first.
@@ -60,7 +60,7 @@ class FusedOptimizer(OptimizerState):
 
     @property
     def can_be_recorded(self) -> bool:
-        """Return whether a recording of `step` is possible: it exchanges no values between host and device.
+        """Return whether `step` can be recorded, because it exchanges no values between host and device.
 
         It is not possible with Muon, NAdam, or members that torch updates, nor with Adafactor on a GPU.
         """
@@ -85,9 +85,9 @@ class FusedOptimizer(OptimizerState):
         """Update every parameter that has a gradient; as in torch, the others stay as they are.
 
         Args:
-            takes: [K] of booleans, on the model's device, such as `LossScale.unscale` returns: True for members that
-                take the step. All do if it is None. Other members stay as they are, and the step does not count for
-                them. Their gradients must be finite.
+            takes: [K] of booleans on the model's device, as `LossScale.unscale` returns them. Members with True take
+                the step; None means all members. Members with False stay as they are, and the step does not count for
+                them, but their gradients must be finite.
         """
         if self.fused.K != self.K:
             raise RuntimeError(f"the optimizer has {self.K} members, but its model has {self.fused.K}")
@@ -118,9 +118,9 @@ class FusedOptimizer(OptimizerState):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Put the weights to evaluate into the model, inside this context; then restore the weights that train.
+        """Put the weights for evaluation into the model, inside this context; then restore the weights for training.
 
-        The two differ for Schedule-Free members, and for users' optimizers that have `train()` and `eval()`.
+        These weights differ for Schedule-Free members, and for users' optimizers that have `train()` and `eval()`.
         """
         stacked, averaging = self.fused.stacked, [run for run in self._runs if run.kind in SCHEDULE_FREE]
         with torch.inference_mode(False):  # later steps write to tensors that may be made here
@@ -173,15 +173,15 @@ class FusedOptimizer(OptimizerState):
                 optimizer.state[parameters[name]] = _torch_state(hp.rule(name in self._matrices), hp, step, moments)
         first, second, taken = self._estimates_K3[k].tolist()
         for group in optimizer.param_groups:
-            # A Schedule-Free group keeps its own largest learning rate and the sum of squared ones: rescale both.
+            # A Schedule-Free group keeps its largest learning rate and the sum of squared learning rates: rescale both.
             factor = group["lr"] / hp.lr if hp.kind in SCHEDULE_FREE else 1.0
             group.update(zip(LEARNED.get(hp.kind, ()), (factor * first, factor**2 * second, int(taken))))
-        # Torch's own checks also put each tensor on the device that this kind of optimizer needs.
+        # Torch's `load_state_dict` moves each tensor to the device that this kind of optimizer needs.
         optimizer.load_state_dict(optimizer.state_dict())
         return optimizer
 
     def _learning(self, takes: Tensor | None) -> Tensor | None:
-        """Return `takes`, but False for Prodigy members with a learning rate of 0: prodigyopt skips such steps."""
+        """Return `takes`, but False for Prodigy members with a learning rate of 0, as prodigyopt skips such steps."""
         under_prodigy = [hp.kind == "prodigy" for hp in self.members]
         if not any(under_prodigy):
             return takes
@@ -259,7 +259,7 @@ class FusedOptimizer(OptimizerState):
             yield native.Alike(own, self._index[own[0]], views)
 
     def _multipliers(self) -> list[int]:
-        """Return a number for each parameter: equal numbers mean that multipliers are equal in every member."""
+        """Return one number for each parameter. It is equal for parameters with equal multipliers in every member."""
         both_PK = torch.stack([self._lr_KP, self._decay_KP]).permute(2, 0, 1)
         return numbered(map(str, both_PK.tolist()))
 
@@ -327,11 +327,11 @@ class FusedOptimizer(OptimizerState):
         for tile in tiles:
             update(tile)
         for name in present:
-            # Tell autograd that the parameter has changed: it may be saved for a backward pass.
+            # Tell autograd that the parameter has changed, because it may be saved for a backward pass.
             increment_version(stacked[name])
 
     def _tiles_of(self, present: Sequence[str], layout: Layout) -> list[Tile]:
-        """Return the tiles of the parameters with a gradient; they are cached for later steps on the same ones."""
+        """Return a `Tile` for each run and segment of parameters with a gradient; they are cached for later steps."""
         key = (tuple(present), tuple(self._history))
         return kept(self._tiles, key, lambda: list(self._make_tiles(present, layout)))
 

@@ -17,7 +17,7 @@ from fusion.optim.state import OptimizerState
 
 
 class FusedByPart(FusedOptimizer):
-    """Joins one `FusedOptimizer` for each part of a model. They hold the state; each method calls that of all of them.
+    """Joins one `FusedOptimizer` for each part of a model. Each method calls the same method of all these optimizers.
 
     Args:
         parts: Name of the part -> its optimizer. All update the same model, but different parameters.
@@ -67,7 +67,7 @@ class FusedByPart(FusedOptimizer):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Put the weights to evaluate of all parts into the model, inside this context; then restore the others."""
+        """Put the weights for evaluation into all parts, inside this context; then restore those for training."""
         with ExitStack() as stack:
             for part in self.parts.values():
                 stack.enter_context(part.evaluating())

@@ -1,6 +1,6 @@
 """Numbers that an update rule learns for each member: Prodigy's estimates, and the averaging weights of Schedule-Free.
 
-Shape suffixes: R members of a run. Each member has three numbers, in float64.
+Shape suffixes: R members of a run (adjacent members with one rule). Each member has three numbers, in float64.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def learn_distance(
 ) -> None:
     """Update Prodigy's estimates of R members, in place, and set `vectors["rate"]` and `vectors["step"]`.
 
-    These two multiply the learning rate in the weight decay and in the update.
+    `rate` multiplies the learning rate in the weight decay, and `step` multiplies it in the update.
 
     Args:
         vectors: [R, 1] each: the members' settings, and the columns of `estimates_R3`.

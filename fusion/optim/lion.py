@@ -12,7 +12,7 @@ class Lion(torch.optim.Optimizer):
         params: Groups of parameters.
         lr: Learning rate.
         betas: The momentum's share in this mix, and its share in the next momentum.
-        weight_decay: Decoupled: this times the learning rate times the weight is subtracted.
+        weight_decay: Decoupled weight decay: a step subtracts `lr * weight_decay` times the weight.
     """
 
     def __init__(

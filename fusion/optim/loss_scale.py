@@ -75,7 +75,7 @@ class LossScale:
 
     @torch.no_grad()
     def unscale_module(self, module: nn.Module) -> Tensor:
-        """Do what `unscale` does for a module alone (K = 1), but leave gradients that are not finite as they are.
+        """Do the same as `unscale` for a module alone (K = 1), but do not set gradients that are not finite to 0.
 
         Under DDP all ranks have the same gradients, so the result is the same on all of them.
         """

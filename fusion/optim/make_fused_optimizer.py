@@ -36,11 +36,11 @@ def fused_optimizer(
             learning rates (`lr.PART`) and optimizers (`optimizer.PART`, `beta1.PART`), see `fusion.keys.part_settings`.
             In all members, the same parts must have their own optimizer. Put members with the same optimizer side by
             side, because adjacent ones are updated together.
-        lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 if absent.
+        lr_multipliers: `lr_multipliers[optimizer][parameter]` is a factor of the learning rate, 1 if absent.
 
     Raises:
         ValueError: for an unknown optimizer, part or parameter name, or a value out of range; the message names the
-            member. If members have their own optimizers for different parts.
+            member. Also if members have their own optimizers for different parts.
     """
     check_fused(fused)
     check_each("configs", configs, Mapping, fused.K)
@@ -66,7 +66,7 @@ class FusedSGD(FusedOptimizer):
         lr: Learning rates.
         momentum: Momenta.
         dampening: The gradient is multiplied by `1 - dampening` before it is added to the momentum.
-        weight_decay: Coupled: this times the weight is added to the gradient.
+        weight_decay: Coupled weight decay: a step adds `weight_decay` times the weight to the gradient.
         nesterov: If True, use Nesterov momentum; needs momentum > 0 and dampening 0.
         lr_multipliers: Parameter name -> factor of the learning rate, 1 if absent.
     """
@@ -128,7 +128,7 @@ class FusedAdam(_FusedAdam):
         lr: Learning rates.
         betas: Decay rates of the two moments.
         eps: Added to the root of the second moment.
-        weight_decay: Coupled: this times the weight is added to the gradient.
+        weight_decay: Coupled weight decay: a step adds `weight_decay` times the weight to the gradient.
         lr_multipliers: Parameter name -> factor of the learning rate, 1 if absent.
     """
 
@@ -142,7 +142,7 @@ class FusedAdamW(_FusedAdam):
         lr: Learning rates.
         betas: Decay rates of the two moments.
         eps: Added to the root of the second moment.
-        weight_decay: Decoupled: this times the learning rate times the weight is subtracted; 0.01 by default.
+        weight_decay: Decoupled weight decay: a step subtracts `lr * weight_decay` times the weight; 0.01 by default.
         independent_weight_decay: If True, the weight decay is multiplied by the schedule's factor instead of the
             learning rate.
         lr_multipliers: Parameter name -> factor of the learning rate, 1 if absent.

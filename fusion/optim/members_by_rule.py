@@ -36,12 +36,12 @@ class RuleMembers:
 
     @property
     def kind(self) -> str:
-        """Return the name of the first member's optimizer; with Adam and AdamW, others in the run may differ."""
+        """Return the name of the first member's optimizer. A run may mix Adam and AdamW."""
         return self.members[0].kind
 
     @property
     def rule(self) -> UpdateRule:
-        """Return the rule for parameters in rows. With Muon, these are the parameters that AdamW updates."""
+        """Return the rule for parameters that are updated element by element; with Muon, those that AdamW updates."""
         return UPDATE_RULES[RULE_OF[self.kind]]
 
     @property
@@ -69,7 +69,7 @@ class RuleMembers:
         own = slice(self.start, self.stop)
         of_average_R = steps_K.new_tensor([hp.average_share for hp in self.members])
         precise = values[own].to(torch.promote_types(values.dtype, torch.float32))
-        # Before its first step, a member has no average yet: its weights stay as they are.
+        # Before its first step, a member has no average yet, so its weights stay as they are.
         share_R = torch.where(steps_K[own] > 0, 1 - 1 / of_average_R, 0.0)
         return torch.lerp(precise, iterate[own].to(precise), wide(share_R, precise))
 
@@ -99,7 +99,7 @@ class RuleMembers:
 
 
 def wide(values_R: Tensor, like: Tensor) -> Tensor:
-    """Return one value for each member in the type of a tensor [R, ...], along whose members it broadcasts."""
+    """Return one value for each member with the dtype of a tensor [R, ...], shaped [R, 1, ...] for broadcasting."""
     return values_R.to(like).view(-1, *[1] * (like.dim() - 1))
 
 

@@ -1,7 +1,7 @@
 """Muon for hidden matrices, AdamW for the other parameters (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
 
-Shape suffixes: R members of a run; a matrix is [m, n]. All matrices of one shape, in all layers and members, are
-orthogonalized together by batched products.
+Shape suffixes: R members of a run (adjacent members with one rule). A matrix is [m, n]. All matrices of one shape, in
+all layers and members, are orthogonalized together by batched products.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def hidden_matrices(
 ) -> frozenset[str]:
     """Return the names of the parameters that Muon updates.
 
-    These are real 2-D parameters that are trained, except for embeddings and the readout. The readout is taken to be
-    the last module that has such a parameter. A parameter's attribute `use_muon`, True or False, overrides this.
+    These are real 2-D parameters that are trained, except for embeddings and the readout. The last module that has such
+    a parameter counts as the readout. A parameter's attribute `use_muon`, True or False, overrides this choice.
 
     Args:
-        module: A model, which needs no data.
+        module: A model; its tensors need no data.
         marks: Parameter name -> attributes of the parameter; if None, they are read from the parameters.
         among: Names of the parameters to consider; None for all.
 
@@ -139,7 +139,7 @@ def orthogonalized(directions: Tensor) -> Tensor:
 def _direction(
     gradient: Tensor, momentum: Tensor, momentum_R: Tensor, nesterov_R: Tensor, takes_R: Tensor | None
 ) -> Tensor:
-    """Update momenta in place, and look ahead for members that use Nesterov momentum; [R, m, n]."""
+    """Update momenta in place; return the directions [R, m, n], by Nesterov momentum for members that use it."""
     keep = wide(momentum_R, gradient)
     moved = momentum.lerp(gradient, wide(1 - momentum_R, gradient))
     momentum.copy_(moved if takes_R is None else torch.where(takes_R[:, None, None], moved, momentum))

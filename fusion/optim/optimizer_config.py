@@ -34,7 +34,7 @@ class Hyperparameters:
     """The settings of one member's optimizer. `fusion.keys` has their ranges and defaults, most of them torch's.
 
     Attributes:
-        kind: Name of the optimizer. If `make` makes it, the name of its class or base class, or "own" if that has none.
+        kind: Name of the optimizer. If `make` makes it, the name of its class or base class; "own" if these have none.
         lr: Learning rate.
         momentum: Momentum of SGD, Muon and RMSprop. With Schedule-Free SGD, the average's share in the weights at which
             gradients are taken.
@@ -56,8 +56,8 @@ class Hyperparameters:
         independent_weight_decay: If True, AdamW multiplies the weight decay by the schedule's factor instead of the
             learning rate. The two can then be tuned separately (Wortsman et al. 2023, arXiv:2309.14322).
         adjust_lr_fn: How Muon's learning rate depends on a matrix's shape, as in `torch.optim.Muon`.
-        options: For an optimizer that is not vectorized: its keyword arguments besides `lr`, if they are given. The
-            fields from `momentum` on then keep their defaults.
+        options: Keyword arguments besides `lr` of an optimizer that is not vectorized, if they are given. The fields
+            from `momentum` on then keep their defaults.
         make: A user's function that makes the optimizer from parameter groups, `lr` and the options. If None, torch's
             class with the name `kind` is used.
     """
@@ -116,7 +116,7 @@ class Hyperparameters:
         return self.kind in SCHEDULE_FREE if self.make is None else has_modes(_tried(self))
 
     def rule(self, matrix: bool) -> str:
-        """Return the name of the rule for a parameter, by which multipliers are looked up.
+        """Return the name of a parameter's update rule, which is the key of its multipliers.
 
         Args:
             matrix: True if Muon updates the parameter; ignored for other optimizers.
@@ -129,7 +129,7 @@ class Hyperparameters:
 
     @property
     def decay(self) -> float:
-        """Return the weight decay; 0 if torch updates the member, because torch then has the weight decay itself."""
+        """Return the weight decay; 0 if torch updates the member, because torch then applies the decay itself."""
         return self.weight_decay or 0.0
 
     def as_torch(self, groups: list[dict[str, Any]], **more: Any) -> torch.optim.Optimizer:

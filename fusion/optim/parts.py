@@ -10,14 +10,14 @@ import torch
 from fusion.optim.schedule_free import ScheduleFree, has_modes, keep_average
 
 PART = "part"
-"""Key of a parameter group under which it has the name of its part of the model."""
+"""Key in a parameter group. Its value is the name of the group's part of the model."""
 
 
 class SeveralAsOne(torch.optim.Optimizer):
-    """Joins several of torch's optimizers: they share the groups and state of this one, and it steps all of them.
+    """Joins several of torch's optimizers into one, which holds the groups and the state of all, and steps all.
 
     Args:
-        parts: Name -> optimizer. The optimizer's groups get the name under `key`.
+        parts: Name -> optimizer. The name is stored under the key `key` in the optimizer's groups.
     """
 
     key: str
@@ -58,7 +58,7 @@ class SeveralAsOne(torch.optim.Optimizer):
 
 
 class ByPart(SeveralAsOne):
-    """Joins one of torch's optimizers for each part of a model, by name of the part."""
+    """Joins several of torch's optimizers, one for each part of a model. The names are those of the parts."""
 
     key = PART
 
@@ -71,7 +71,7 @@ class ByPartWithModes(ByPart):
         self._switch("train")
 
     def eval(self) -> None:
-        """Put the weights to evaluate into the parameters."""
+        """Put the weights for evaluation into the parameters."""
         self._switch("eval")
 
     def _switch(self, mode: str) -> None:
@@ -87,10 +87,10 @@ def by_part(parts: Mapping[str, torch.optim.Optimizer]) -> ByPart:
 
 
 def keep_averages(optimizer: torch.optim.Optimizer, before: Sequence[Mapping[str, Any]]) -> None:
-    """Call `keep_average` for `optimizer`, or for those of its parts, if they are Schedule-Free.
+    """Call `keep_average` for a Schedule-Free optimizer, or for each Schedule-Free optimizer in a `ByPart`.
 
     Args:
-        before: The earlier parameter groups of all of them.
+        before: The earlier parameter groups of all these optimizers.
     """
     parts = optimizer.parts if isinstance(optimizer, ByPart) else {"": optimizer}
     for part, own in parts.items():

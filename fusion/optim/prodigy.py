@@ -18,16 +18,16 @@ ESTIMATES = ("d", "d_numerator", "k")
 class Prodigy(torch.optim.Optimizer):
     """Adam, with the learning rate multiplied by an estimate of the distance to a solution. The estimate never shrinks.
 
-    Unlike in prodigyopt, groups may have different learning rates: the factor `lr_factor` of a group says by how much
-    its rate is larger than the common one. The estimate is then that for weights divided by these factors, with the
-    common rate.
+    Unlike in prodigyopt, groups may have different learning rates. The `lr_factor` of a group is its learning rate
+    divided by the common one. The estimate is then that for weights which are divided by these factors and trained with
+    the common rate.
 
     Args:
         params: Parameter groups with their `lr`, and with `lr_factor` if the learning rates differ.
         lr: Multiplies the estimate; 1 in the paper.
         betas: Decay rates of the moments.
         eps: Multiplied by the estimate and added to the root of the second moment.
-        weight_decay: Decoupled: this times the learning rate times the estimate times the weight is subtracted.
+        weight_decay: Decoupled weight decay: a step subtracts `lr * weight_decay` times the estimate times the weight.
         d_coef: Multiplies the estimate when it grows.
         d0: The first estimate.
         use_bias_correction: If True, correct the moments for their start at zero, as Adam does.

@@ -29,7 +29,7 @@ class ScheduleFree(torch.optim.Optimizer):
         self._switch(True)
 
     def eval(self) -> None:
-        """Put the averages x, which are the weights to evaluate, into the parameters."""
+        """Put the averages x, which are the weights for evaluation, into the parameters."""
         self._switch(False)
 
     @torch.no_grad()
@@ -82,7 +82,7 @@ class ScheduleFreeAdamW(ScheduleFree):
         betas: The average's share in the weights at which gradients are taken, in (0, 1), and the decay rate of the
             second moment.
         eps: Added to the root of the second moment.
-        weight_decay: Decoupled: this times the learning rate times the weight is subtracted.
+        weight_decay: Decoupled weight decay: a step subtracts `lr * weight_decay` times the weight.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class ScheduleFreeSGD(ScheduleFree):
         params: Groups of parameters.
         lr: Learning rate.
         momentum: The average's share in the weights at which gradients are taken, in (0, 1).
-        weight_decay: This times the weight is added to the gradient.
+        weight_decay: A step adds `weight_decay` times the weight to the gradient.
     """
 
     def __init__(self, params: Any, lr: float = 1.0, momentum: float = 0.9, weight_decay: float = 0.0) -> None:
@@ -119,13 +119,13 @@ class ScheduleFreeSGD(ScheduleFree):
 
 
 def has_modes(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an optimizer has `train()` and `eval()`, which switch between weights to train and to evaluate."""
+    """Return whether an optimizer has `train()` and `eval()`, which switch the weights for training and evaluation."""
     return callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None))
 
 
 @torch.no_grad()
 def keep_average(optimizer: ScheduleFree, before: Sequence[Mapping[str, Any]]) -> None:
-    """Move the weights that train, so that the average stays the same although its share in them has changed.
+    """Change the weights y in the parameters so that the average x stays the same, although its share in y has changed.
 
     Args:
         before: The optimizer's earlier parameter groups, with the old share.
@@ -139,7 +139,7 @@ def keep_average(optimizer: ScheduleFree, before: Sequence[Mapping[str, Any]]) -
 
 @contextmanager
 def evaluating(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Put the weights to evaluate into an optimizer's parameters, inside this context; then restore the old values.
+    """Put the weights for evaluation into an optimizer's parameters, inside this context; then restore the old values.
 
     The optimizer must be in training mode. If it has no modes, nothing changes.
     """

@@ -31,12 +31,12 @@ def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int, steps_pe
     | exponential | gamma ** floor(epoch) | ExponentialLR, stepped once an epoch |
 
     x is the progress of the decay: 0 for the first `decay_start` S steps, then (s - decay_start S) / (S - decay_start
-    S). Schedules with x end at `floor`: with d from the table, the decay is floor + (1 - floor) d. The 1-sqrt cooldown
-    of "wsd" is that of Hägele et al. 2024 (arXiv:2405.18392), by default over the last fifth of the training. With
-    one_cycle, `lr` is the highest learning rate, and the momentum does not change.
+    S). Schedules with x end at `floor`: if d is the entry of the table, their decay is floor + (1 - floor) d. The
+    1-sqrt cooldown of "wsd" is that of Hägele et al. 2024 (arXiv:2405.18392), by default over the last fifth of the
+    training. With one_cycle, `lr` is the highest learning rate, and the momentum does not change.
 
-    The warm-up lasts for the share `warmup` of the training, or for `warmup_epochs`, and is linear. Step i of its n
-    steps has the factor (i + 1) / n, as in LinearLR(start_factor=1 / n, total_iters=n - 1). With 0, a step is wasted.
+    The warm-up is linear. It lasts for the share `warmup` of the training, or for `warmup_epochs`. Step i of n has the
+    factor (i + 1) / n, as in LinearLR(start_factor=1 / n, total_iters=n - 1). A factor of 0 would waste a step.
 
     Args:
         config: The keys `schedule`, `decay_start`, `floor`, `gamma`, `step_size`, `warmup` and `warmup_epochs`, with

@@ -1,4 +1,4 @@
-"""Segments of parameters that are updated together: adjacent in the rows, of one dtype, with equal step counts."""
+"""Segments of parameters that are updated together: adjacent in `fusion.members.rows`, with equal step counts."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from fusion.members.rows import Block, Layout
 CHUNK = 2**17
 """Number of elements to update at a time on a CPU. For temporaries of this size, the allocator reuses memory.
 
-Pages of larger temporaries are mapped again for each operation. AdamW on 32 members of 27,000 parameters takes 5.0 ms
-if all are updated at once, and 1.9 ms in chunks.
+The system maps new pages for larger temporaries in each operation. AdamW on 32 members of 27,000 parameters takes 5.0
+ms if all are updated at once, and 1.9 ms in chunks.
 """
 
 CHUNK_ELSEWHERE = 2**24
 """Number of elements to update at a time on other devices. It only bounds temporaries, to 64 MiB each in float32."""
 
 _LARGE = 4
-"""A parameter is large if it takes more than 1/`_LARGE` of a chunk. It is then faster to update it by itself: its
-multipliers are [R, 1]. Together with others, they would be [R, n], which costs two more passes over memory."""
+"""A parameter is large if it takes more than 1/`_LARGE` of a chunk. It is then faster to update it separately, because
+its multipliers are [R, 1]. Together with others, they would be [R, n], which costs two more passes over memory."""
 
 
 def chunk(device: torch.device) -> int:
@@ -30,7 +30,7 @@ def chunk(device: torch.device) -> int:
 
 
 def numbered(values: Iterable[Hashable]) -> list[int]:
-    """Return a number for each value, the same for equal values: from 0, in the order of first appearance.
+    """Number the values from 0, in the order of first appearance. If values are equal, so are their numbers.
 
     >>> numbered("abca")
     [0, 1, 2, 0]

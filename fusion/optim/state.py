@@ -91,9 +91,9 @@ class OptimizerState:
         self.lr_factor_K.copy_(factor_K)
 
     def schedule(self, factors: Sequence[Sequence[float]]) -> None:
-        """Set the factors [S, K] of the next S steps at once, so that no step waits for them; then the last row stays.
+        """Set the factors [S, K] of the next S steps at once, so that no step waits for them. Then the last row stays.
 
-        The schedule is kept by `keep` and saved with the state. After `concat`, it must be set again.
+        The schedule stays after `keep`, and `state_dict` saves it. After `concat`, set it again.
 
         Raises:
             ValueError: if `factors` are not [S, K] with S >= 1.
@@ -119,7 +119,7 @@ class OptimizerState:
         """Drop all members but those at `indices`, in that order, as `FusedModel.keep` does."""
         chosen = member_indices(indices, self.K)
         self.members = [self.members[k] for k in chosen]
-        # An index may be repeated: copies of a member must not share an optimizer.
+        # An index may be repeated, and copies of a member must not share an optimizer.
         self._apart = {i: copy.deepcopy(self._apart[k]) for i, k in enumerate(chosen) if k in self._apart}
         for name in _TABLES:
             setattr(self, name, getattr(self, name)[chosen])
@@ -222,9 +222,9 @@ class OptimizerState:
                 of Schedule-Free members are still those that were saved.
 
         Raises:
-            ValueError: if `state_dict` has other parameters or another number of members than the model. If a user's
-                function made the optimizer of a loaded member, but this optimizer has no function for it. If
-                `hyperparameters` is False, and a member had another kind of optimizer.
+            ValueError: if `state_dict` has other parameters or another number of members than the model. Also if a
+                user's function made the optimizer of a loaded member, but this optimizer has no function for it. Also
+                if `hyperparameters` is False and a member had another kind of optimizer.
             IndexError: if one of `members` is not in [-K, K) of the K in `state_dict`.
         """
         check_mapping("state_dict", state_dict, "members", "names", *_STATE)
@@ -265,7 +265,7 @@ class OptimizerState:
 
     @torch.no_grad()
     def _keep_averages(self, before: Sequence[Hyperparameters]) -> None:
-        """Move the weights that train, so that the averages stay the same although `average_share` has changed.
+        """Change the weights for training so that the averages stay the same, although `average_share` has changed.
 
         Args:
             before: The earlier hyperparameters of each member.
@@ -307,7 +307,7 @@ class OptimizerState:
         self._estimates_K3 = self._estimates_K3.to(device)
         for run in self._runs:
             run.to(device)
-            # The vectors are views, so that a rule that updates them writes into the table.
+            # The vectors are views, so that a rule that updates them writes into `_estimates_K3`.
             run.vectors |= zip(LEARNED.get(run.kind, ()), self._estimates_K3[run.start : run.stop].split(1, 1))
         for key, rows in self._moments.items():
             parts = {name: values.to(self.fused.stacked[name]) for name, values in rows.parts.items()}

@@ -31,11 +31,11 @@ def optimizer(
         module: The model. Its parameters that need gradients are optimized.
         config: See `Hyperparameters.from_config`. Parts of the model may have their own learning rates and optimizers,
             see `fusion.keys.part_settings`.
-        lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 if absent.
+        lr_multipliers: `lr_multipliers[optimizer][parameter]` is a factor of the learning rate, 1 if absent.
 
     Returns:
-        An optimizer with one parameter group for each pair of multipliers, or a `ByPart` of several such optimizers. To
-        follow a schedule, multiply the `lr` of every group.
+        An optimizer with one parameter group for each pair of multipliers (of learning rate and weight decay), or a
+        `ByPart` of several such optimizers. To follow a schedule, multiply the `lr` of every group by its factor.
 
     Raises:
         ValueError: for an unknown optimizer, part, parameter name, or a value out of range.
@@ -64,7 +64,7 @@ def optimizer(
 def made_recordable(optimizer: torch.optim.Optimizer) -> None:
     """Make SGD, Adam or AdamW recordable, in place: learning rates become tensors.
 
-    To change a learning rate, call `group["lr"].fill_`: replays of a recorded step read this tensor.
+    To change a learning rate, call `group["lr"].fill_`, because replays of a recorded step read this tensor.
     """
     for group in optimizer.param_groups:
         device = group["params"][0].device
@@ -168,7 +168,7 @@ def check_real(kinds: Collection[str], parameters: Mapping[str, Tensor]) -> None
 
 
 def check_multipliers(name: str, multipliers: object, known: Collection[str]) -> None:
-    """Check multipliers, which are given by optimizer name and parameter name.
+    """Check `multipliers[optimizer][parameter]`, for all names of optimizers and parameters; None passes.
 
     Raises:
         ValueError: if a name is unknown, or a multiplier is no finite number >= 0.
@@ -190,7 +190,8 @@ def check_multipliers(name: str, multipliers: object, known: Collection[str]) ->
 def _group(hp: Hyperparameters, lr: float, decay: float, params: list[nn.Parameter]) -> dict[str, Any]:
     rate, weight_decay = hp.lr * lr, hp.decay * decay
     if hp.independent_weight_decay:
-        # Torch multiplies the weight decay by lr, schedule included. Dividing by the rate leaves the schedule's factor.
+        # Torch multiplies the weight decay by lr, schedule included. After a division by the base rate, only the
+        # schedule's factor remains.
         weight_decay = weight_decay / rate if rate > 0 else 0.0
     group = {"params": params, "lr": rate, "weight_decay": weight_decay}
     return {**group, "lr_factor": lr} if hp.kind == "prodigy" else group

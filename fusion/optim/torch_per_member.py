@@ -34,7 +34,7 @@ class Apart:
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep all attributes of the optimizer in copies; torch would leave out those of a user's own class."""
-        # Leave out a scheduler's wrapper of `step`: in a copy, it would update the original.
+        # Leave out a scheduler's wrapper of `step`, because in a copy it would update the original.
         kept = {name: value for name, value in vars(self._optimizer).items() if name != "step"}
         return {**vars(self), "_optimizer": (type(self._optimizer), kept)}
 
@@ -63,7 +63,7 @@ class Apart:
 
     @contextmanager
     def evaluating(self, views: Mapping[str, Tensor]) -> Iterator[None]:
-        """Within this context, the tensors `views` of a member hold the weights to evaluate, such as averages."""
+        """Within this context, the tensors `views` of a member hold the weights for evaluation, such as averages."""
         self._take(views)
         with evaluating(self._optimizer):
             yield
@@ -88,9 +88,9 @@ class Apart:
         go_on(self._optimizer, self._parameters, copied({**state, "groups": groups}))
 
     def hand_over(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Give an optimizer of a user's function, made for copies of the parameters, the state of this one.
+        """Copy the state to `optimizer`, a new optimizer of the same kind for copies of the parameters.
 
-        Copies of the attributes of a user's own class are part of it, unless they cannot be copied.
+        The attributes of a user's own class are copied, too, unless they cannot be copied.
         """
         go_on(optimizer, parameters, self.state_dict())
         of_torch = {"step", *vars(torch.optim.SGD([nn.Parameter(torch.empty(0))]))}

@@ -1,7 +1,7 @@
 """The table of update rules: the settings that each rule reads, its moments and its coefficients.
 
-Shape suffixes: R members of a run, G groups of parameters with equal multipliers. Coefficients are computed in float64,
-like the Python floats in torch.optim, and rounded once to the parameter's dtype.
+Shape suffixes: R members of a run (adjacent members with one rule), G groups of parameters with equal multipliers.
+Coefficients are computed in float64, like the Python floats in torch.optim, and rounded once to the parameter's dtype.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class UpdateRule:
             unused.
         coefficients: Returns the coefficients that change, [R, 1] or [R, G] each, and `shrink` of
             `elementwise.decayed` if needed.
-        update: The function in `elementwise` that updates parameters; None if the rule is not element by element.
+        update: The function in `elementwise` that updates parameters; None if the rule works on whole parameters.
         before: Coefficients and function of a pass over all parameters before the update; None if there is no such
             pass. The function returns sums for each member, which `learn` takes.
         learn: Updates the learned numbers (`LEARNED`) before the update; None if there are none.
@@ -94,7 +94,7 @@ def _adam_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now)
     if any(hp.decay and hp.decouples for hp in members):
         rate = now.lr_RG
         if any(hp.independent_weight_decay for hp in members):
-            # If the learning rate is 0, for example by its multiplier, the weight does not decay either, as in torch.
+            # If the learning rate is 0, for example because its multiplier is 0, weights do not decay, as in torch.
             rate = torch.where(v["independent"] > 0, now.factor_R1 * (rate > 0), rate)
         shrink = 1 - rate * now.decay_RG
     return {"step_size": now.lr_RG * root / (1 - v["beta1"] ** now.steps_R1), "eps": v["eps"] * root, "shrink": shrink}
@@ -207,7 +207,7 @@ UPDATE_RULES = {
         elementwise.sgd,
     ),
     "adam": UpdateRule(("adam", "adamw"), _BETAS, _ADAM, _adam_constants, _adam_coefficients, elementwise.adam),
-    # Muon's matrices are not in rows: this rule is AdamW's, for all other parameters.
+    # This rule is that of AdamW, for the parameters that Muon does not update. The module `muon` updates the others.
     "muon": UpdateRule(
         ("muon",), (*_BETAS, "momentum", "nesterov"), _ADAM, _adam_constants, _adam_coefficients, elementwise.adam
     ),

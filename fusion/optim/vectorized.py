@@ -1,4 +1,6 @@
-"""Updates of all members of a run together, on rows that hold all their parameters, on any device.
+"""Updates of all members of a run (adjacent members with one rule) at once, on any device.
+
+The parameters of each member fill one row of a matrix, see `fusion.members.rows`.
 
 Shape suffixes: K members, R of them in the run, B of them in a chunk. A member has N elements, n of them in a segment.
 The segment has P parameters, in G groups of adjacent parameters with equal multipliers.
@@ -94,7 +96,7 @@ class Tile:
     def update_in_turn(
         self, stored: Sequence[Tensor], steps_K1: Tensor, factor_K1: Tensor, takes_K1: Tensor | None = None
     ) -> None:
-        """Do what `update` does, by torch's CPU kernels, one member after another."""
+        """Apply the rule as `update` does, but by torch's CPU kernels, one member after another."""
         own = slice(self.run.start, self.run.stop)
         steps_R, factors_R = steps_K1[own, 0].tolist(), factor_K1[own, 0].tolist()
         lr_RG = (self._lr_RG * factor_K1[own]).tolist()
@@ -149,6 +151,6 @@ def _columns(t: Tensor, start: int, stop: int) -> Tensor:
 
 
 def _math_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the precision of updates; in half precision, a coefficient such as 1 - lr * weight_decay would be 1."""
+    """Return the precision of updates. In half precision, coefficients such as 1 - lr * weight_decay would become 1."""
     real = dtype.to_real() if dtype.is_complex else dtype
     return torch.float32 if real in (torch.bfloat16, torch.float16) else real

@@ -45,10 +45,10 @@ class FloatSlot:
 
 
 def is_number(value: Any, cls: type) -> bool:
-    """Return whether a value is a float of Python or NumPy; a user's subclass of float may behave differently."""
+    """Return whether a value is a float of Python or NumPy. A user's subclass is not, as it may behave differently."""
     return cls is float or (isinstance(value, float) and cls.__module__ == "numpy")
 
 
 def is_probability(value: Any, slot: FloatSlot | None) -> bool:
-    """Return whether a value is an int that is a dropout probability, as in `nn.Dropout(0)`: it counts as a float."""
+    """Return whether a value is an int that is a dropout probability, as in `nn.Dropout(0)`. It counts as a float."""
     return type(value) is int and slot is not None and slot.key == "p" and isinstance(slot.owner, _DROPOUTS)

@@ -57,7 +57,7 @@ def wrapped(wrapper: Any) -> list[Any]:
 
 
 def captured(function: types.FunctionType) -> Iterator[Any]:
-    """Yield a function's code, defaults and closure: with arguments and globals, they determine its result."""
+    """Yield a function's code, defaults and closure. Together with arguments and globals, they determine its result."""
     yield code_digest(function.__code__)
     yield function.__defaults__
     yield tuple((function.__kwdefaults__ or {}).items())
@@ -90,7 +90,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _steady(constant: Any) -> str:
-    """Return a text for a constant that is the same in every process; the order of a set would not be."""
+    """Return a text that describes a constant. Unlike the order of a set, it is the same in every process."""
     if isinstance(constant, types.CodeType):
         return code_digest(constant).hex()
     if isinstance(constant, frozenset):

@@ -12,12 +12,12 @@ from torch.utils.hooks import RemovableHandle
 
 from fusion.structure.module_parts import HOOKS
 
-# Attributes that are not walked: parameters, buffers and modules, which are walked separately; the mode, which may
-# change at any time; and attributes that a copy does not need.
+# Attributes that the description of a module leaves out. Parameters, buffers and modules are described separately. The
+# mode may change at any time. A copy does not need the other attributes.
 _NOT_STRUCTURE = {"_parameters", "_buffers", "_modules", "training", "_compiled_call_impl"}
 _RECURRENT_CACHES = {"_flat_weights", "_flat_weight_refs"}
 HOOK_ATTRIBUTES = {name for name in vars(nn.Module()) if "_hooks" in name}
-# Leave out hooks on loading and saving: a fused model does both itself, so they never run.
+# Leave out hooks on loading and saving. A fused model loads and saves tensors itself, so these hooks never run.
 _NOT_STRUCTURE |= {name for name in HOOK_ATTRIBUTES if "state_dict" in name} | {HOOKS}
 # Leave out the settings from which peft made a LoRA adapter, because forward only reads the float `scaling`.
 _LORA, _LORA_NOTES = "peft.tuners.lora.", {"lora_alpha", "r", "lora_dropout"}
@@ -39,5 +39,5 @@ def skipped_of_module(module: nn.Module) -> set[str]:
 
 
 def skipped_of(value: Any) -> set[str]:
-    """Return the names of attributes, of a value that is no module, that do not affect its behavior."""
+    """Return the names of attributes that do not affect the behavior of `value`, an object that is no module."""
     return _LORA_NOTES if type(value).__module__.startswith(_LORA) else set()

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fusion.structure.objects_of_tensors import look_into
 
 HOOKS = "_hooks_on_parameters"
-"""Name of the attribute in which a skeleton keeps the hooks on its parameters, by the parameters' names."""
+"""Name of the attribute in which a skeleton keeps the hooks on its parameters: a dict, parameter name -> hooks."""
 
 
 class Hooks(NamedTuple):
@@ -33,8 +33,8 @@ class Hooks(NamedTuple):
 class TensorTree(nn.Module):
     """Parameters and buffers by dotted name, such as "encoder.0.weight".
 
-    They are in nested modules, because torch allows no dots in names. Because it is a module, `.to()`, `state_dict()`
-    and `parameters()` include them, under the same names.
+    They are in nested modules, because torch allows no dots in names. A tree is a module itself, so `.to()`,
+    `state_dict()` and `parameters()` include its tensors, under the same names.
     """
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def non_persistent(module: nn.Module) -> set[str]:
-    """Return the names of the buffers that `state_dict()` leaves out: constants that the constructor makes."""
+    """Return the names of the buffers that `state_dict()` leaves out, such as constants that the constructor makes."""
     return {
         f"{path}.{leaf}" if path else leaf
         for path, child in module.named_modules()
@@ -144,7 +144,7 @@ def skeleton(module: nn.Module) -> nn.Module:
 
 
 def materialize(hollow: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Make a deep copy of the skeleton `hollow` that holds `tensors`, by name; other tensors are copied."""
+    """Make a deep copy of the skeleton `hollow` that holds the given `tensors`; its other tensors are copied."""
     memo: dict[int, Any] = {id(t): tensors[name] for name, t in named_tensors(hollow).items() if name in tensors}
     return _with_hooks(copy.deepcopy(hollow, memo | _empty_containers(hollow)))
 
@@ -186,7 +186,7 @@ def _following(hook: Any, parts: set[int]) -> Any:
 
 
 class _Following:
-    """A function whose closure holds parts of a module. Its deep copy holds the copied parts; a function would not."""
+    """A function whose closure holds parts of a module. In a deep copy of the module, it holds the copied parts."""
 
     def __init__(self, function: types.FunctionType, parts: dict[int, Any]) -> None:
         self.function, self.parts = function, parts
@@ -274,7 +274,7 @@ def like(tensor: Tensor, data: Tensor) -> Tensor:
 
 
 def copied(batch: Any) -> Any:
-    """Return any nesting with copies of its tensors, so that writes do not reach the originals."""
+    """Copy the tensors of a batch, in any nesting, so that writes do not reach the originals."""
     return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, look_into(batch))
 
 

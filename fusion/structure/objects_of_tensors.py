@@ -32,7 +32,7 @@ Names = tuple[str, ...]
 
 
 def look_into(batch: Any) -> Any:
-    """Register the classes of all objects in a batch that hold tensors with torch's pytrees; return the batch.
+    """Register with torch's pytrees the classes of all objects in a batch that hold tensors; return the batch.
 
     An object may have any class: a dataclass, a class of attrs, one with slots, or one derived from dict. Pytree
     functions copy it field by field, without a call of `__init__`. Some objects stay leaves: modules, torch's own
@@ -70,7 +70,7 @@ def with_fields(kind: type, found: Mapping[str, Any]) -> Any:
     slots = {*copyreg._slotnames(kind)}  # type: ignore[attr-defined]
     for name, value in found.items():
         if name in slots:
-            object.__setattr__(thing, name, value)  # also where the class is frozen
+            object.__setattr__(thing, name, value)  # works even if the class is frozen
         elif name != _CONTENT:
             vars(thing)[name] = value
     return thing
@@ -106,7 +106,7 @@ class _Search:
             if any(isinstance(leaf, weakref.ReferenceType) for leaf in leaves):
                 leaves = []
             self._above.append(thing)
-            # Search all leaves, even after a tensor is found: a later one may be part of a chain that is too long.
+            # Search all leaves, even after a tensor is found. A later leaf may be part of a chain that is too long.
             there = [isinstance(leaf, Tensor) or self.finds_in(leaf) for leaf in leaves]
             self._above.pop()
             self._known[id(thing)] = thing, any(there)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Texts that are longer are described by a digest.
+# Texts longer than this are described by a digest.
 _LONGEST = 256
 
 
@@ -42,7 +42,7 @@ def parts_of_copy(value: Any) -> dict[str, Any]:
     Attributes, and the items of a list or a dict, are left out, because they are described separately.
 
     Raises:
-        TypeError: if the value cannot be copied, or `__reduce_ex__` returns a name under which it is not found.
+        TypeError: if the value cannot be copied, or `__reduce_ex__` returns a name that does not lead to the value.
         Exception: any other error of its `__reduce_ex__`.
     """
     reduce = copyreg.dispatch_table.get(type(value))

@@ -1,10 +1,10 @@
 """Description of a module by plain values: all that affects its computation, and the floats that may differ.
 
 The values are types, kernel settings, activations, names and shapes of tensors, ties between tensors, and contents of
-hooks. A float in a place that can be written to (an attribute, a dict, a list) is listed separately: members of a fused
-model may differ in it. A float in any other place (a tuple, a closure) is part of the structure. No attribute is left
-out because of its name: if a module keeps a configuration, all of it counts. A value that cannot be inspected counts as
-different from every other value.
+hooks. A float in a place that can be written to (an attribute, a dict, a list) is listed separately, because members of
+a fused model may differ in it. A float in any other place (a tuple, a closure) is part of the structure. Only the
+attributes in `ignored_attributes` are left out: if a module keeps a configuration, all of it counts. A value that
+cannot be inspected counts as different from every other value.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ UNKNOWN = "unlike all others"
 """First part of the entry for a value that cannot be inspected."""
 
 HOOK = ".hooks."
-"""Separates, in a path, the path of a parameter from the kind of a hook on it."""
+"""In the path of a hook, this text stands between the path of the parameter and the kind of the hook."""
 
 
 @dataclass
@@ -72,8 +72,8 @@ class _Walk:
         self._tensors: dict[int, str] = {}
         # True while floats count as structure.
         self._fixed = False
-        # `_with_others` is True while the walked objects are shared between the module and its copies; `_of_others` are
-        # the ids of objects visited meanwhile.
+        # `_with_others` is True while the walk visits objects that the module shares with its copies. `_of_others` are
+        # the ids of these objects.
         self._with_others, self._of_others = False, set[int]()
         self._root = module
         modules = list(module.named_modules())
@@ -86,7 +86,7 @@ class _Walk:
     def _memory(self) -> set[int]:
         """Return the memory addresses of parameters and buffers.
 
-        They are computed only when another tensor is met, which few modules hold.
+        They are computed only if the walk finds another tensor, because few modules hold one.
         """
         return {memory(tensor) for tensor in (*self._root.parameters(), *self._root.buffers())} - {0}
 
@@ -156,7 +156,7 @@ class _Walk:
             self._value(f"{path}[{of_all.index(number)}]", hook)
 
     def _handle(self, path: str, handle: RemovableHandle) -> None:
-        """Describe a handle by the hook that it can remove: the module's path, and the hook's place among others."""
+        """Describe a handle by the hook that it can remove: by the module's path and the position of the hook there."""
         hooks = handle.hooks_dict_ref() or {}
         named = ((f"{path}.{name}", of) for path, own in self._root.named_modules() for name, of in vars(own).items())
         where = next((place for place, own in named if own is hooks), None)
@@ -313,7 +313,7 @@ class _Walk:
             self._value(f"{path}[{i}]", item, FloatSlot(items, i, item=True) if isinstance(items, list) else None)
 
     def _set(self, path: str, items: Iterable[Any]) -> None:
-        """Describe a set. Numbers keep their order of iteration; others are sorted, because it differs by process."""
+        """Describe a set. Numbers keep their order; other items are sorted, because their order differs by process."""
         walks = []
         for item in items:
             entries, self.structure.entries = self.structure.entries, []

@@ -45,7 +45,7 @@ def fusion_key(module: nn.Module, *extra: Hashable) -> FusionKey:
 
 
 def of_present(key: FusionKey, tensors: Mapping[str, Tensor]) -> FusionKey:
-    """Return `key` with the dtypes that tensors have now, by name, and whether they need gradients."""
+    """Return `key` with the present dtype and `requires_grad` of each of the named `tensors`."""
     now = {name: (str(tensor.dtype), tensor.requires_grad) for name, tensor in tensors.items()}
     return tuple(
         (path, (*value[:3], *now[path]) if path in now and isinstance(value, tuple) and len(value) == 5 else value)
@@ -54,7 +54,7 @@ def of_present(key: FusionKey, tensors: Mapping[str, Tensor]) -> FusionKey:
 
 
 def check_module(module: object) -> None:
-    """Raise a `ValueError` if `module` is no `nn.Module`, or has a part made by torch.jit: a copy would not train."""
+    """Raise a `ValueError` if `module` is no `nn.Module`, or has a torch.jit part, because a copy would not train."""
     require(isinstance(module, nn.Module), "module", module, "an nn.Module")
     assert isinstance(module, nn.Module)
     scripted = (name for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule))
@@ -75,7 +75,7 @@ def differences(key: FusionKey, other: FusionKey) -> list[str]:
 
 
 def _numbered(key: FusionKey) -> dict[tuple[str, int], Hashable]:
-    """Return the values by (path, n), where n is the number of earlier entries with the same path."""
+    """Map (path, n) to the value of each entry, where n is the number of earlier entries with the same path."""
     times: Counter[str] = Counter()
     found = {}
     for path, value in key:
@@ -107,7 +107,7 @@ def check_same(keys: Iterable[FusionKey], what: str) -> FusionKey:
 
 
 def _told(here: Hashable, there: Hashable) -> str:
-    """Return a text on how two values differ. Hashes are not shown, because they mean nothing to a reader."""
+    """Describe how two values differ. Hashes are not shown, because they mean nothing to a reader."""
     for value in (here, there):
         if isinstance(value, tuple) and value[:1] == (UNKNOWN,):
             return str(value[1])
@@ -155,4 +155,4 @@ _WRAPPERS = {
 
 _ABSENT = object()
 _OF_TENSOR = ("kind", "type", "shape", "dtype", "requires_grad")
-"""The parts of a tensor's value in a key; the kind is that of a registered one, "parameter" or "buffer"."""
+"""The parts of the value that describes a tensor in a key. Only parameters and buffers have the first one, the kind."""

@@ -1,4 +1,4 @@
-"""The memory that the cgroups of this process (Slurm, containers) have left. Needs no torch."""
+"""The memory that the cgroups of this process (Slurm, containers) have left. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LIMITS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Per version of cgroups: the files with the limit and the usage, and the entry of `memory.stat` for file pages."""
+"""For each version of cgroups: the files of limit and usage, and the entry of `memory.stat` for pages of files."""
 
 
 def left_in_cgroups() -> list[int]:

@@ -28,14 +28,15 @@ class Peak:
 
 @contextmanager
 def peak_memory(device: torch.device) -> Iterator[Peak]:
-    """Measure the peak memory of the code in this context: resident set on a CPU (Linux; else 0), allocator on CUDA.
+    """Measure the peak memory of the code in this context.
 
     On CUDA, the peak is the larger of two numbers: the memory of tensors, and the memory that the allocator took from
     the device. The second one includes fragments and the pools of recorded steps.
 
-    On a CPU, the resident set also includes memory that the heap holds but does not use. Pages of files, such as code
-    that a library runs for the first time, are subtracted, because processes share them. The system does not tell when
-    it mapped them. The peak is therefore too low by pages that were mapped after it.
+    On a CPU, the peak is that of the resident set; without Linux, it is 0. The resident set also includes memory that
+    the heap holds but does not use. Pages of files, such as code that a library runs for the first time, are
+    subtracted, because processes share them. The system does not tell when it mapped these pages. The measured peak is
+    therefore too low by the pages that were mapped after the true peak.
     """
     peak = Peak()
     gc.collect()
@@ -61,8 +62,8 @@ def objects_so_far_set_aside(device: torch.device) -> Iterator[None]:
     This saves time, because each measurement of memory begins with a garbage collection.
     """
     if device.type == "cuda":
-        # Garbage may hold GPU memory that fused groups need, so collect it first. On a CPU this is left out: a full
-        # collection takes longer than the steps of small models that are to be measured.
+        # Garbage may hold GPU memory that fused groups need, so collect it first. On a CPU this is left out, because a
+        # full collection takes longer than the steps of small models that are to be measured.
         gc.collect()
     gc.freeze()
     try:
@@ -89,9 +90,9 @@ def usable_memory(device: torch.device) -> int | None:
 def keep_freed_memory() -> bool:
     """Let this process reuse freed blocks of up to 32 MiB, rather than return them to the kernel (glibc only).
 
-    By default, glibc returns large freed blocks to the kernel, which then has to zero new pages for the next step. The
-    tensors of K members are large: on 2 cores, page faults took up to half of the time of a fused step. With this
-    setting, the process keeps the memory that a step needed, as torch does on CUDA.
+    By default, glibc returns large freed blocks to the kernel, which then has to zero new pages for the next step. This
+    takes long, because the tensors of K members are large. On 2 cores, page faults took up to half of the time of a
+    fused step. With this setting, the process keeps the memory that a step needed, as torch does on CUDA.
 
     Returns:
         True if the C library took the setting. It holds for the whole process.

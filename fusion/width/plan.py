@@ -24,13 +24,13 @@ class FusionPlan:
     """A plan for training trials of one shape.
 
     Attributes:
-        width: Number of members in a group. With 1, trials train one after another, because fusing does not pay.
+        width: Number of members in a group. With 1, trials train one after another: fusing is slower or not possible.
         limit: The largest width that fits memory; None if the memory is not known.
         bytes_per_trial: Memory that each member adds.
         fixed_bytes: Memory that a group takes at any width.
         throughput: Width -> steps per second, summed over trials. Width 1 stands for trials one after another.
         micro_batches: Number of parts into which a batch must be split to fit; 1 unless a single trial does not fit.
-        obstacle: Why members cannot be evaluated at once, so that the width is 1; empty if they can.
+        obstacle: The reason why members cannot be evaluated at once, so that the width is 1; empty if they can.
     """
 
     width: int
@@ -69,9 +69,9 @@ def best_width(speedup: Mapping[int, float], limit: int | None = None) -> int:
 
 
 def next_width(speedup: Mapping[int, float], trials: int, limit: int | None = None) -> int | None:
-    """Return the next width to measure: twice the last one, but at most `trials`; None if the search ends.
+    """Return the next width to measure: twice the last width, but at most `trials`; None if the search ends.
 
-    If there are fewer than 1.25 times as many trials as that, the next width takes all of them.
+    If `trials` is less than 1.25 times this width, the next width is `trials`, provided that all fit within `limit`.
 
     The search ends if two widths in a row are more than 10 % slower than a narrower one, because caches are full then.
     A smaller loss may be noise of a busy machine. The search also ends at the number of trials or at `limit`.
@@ -123,7 +123,7 @@ def memory_line(peak_bytes: Mapping[int, int]) -> tuple[int, int]:
     slope = sum((K - mean_K) * (peak - mean_peak) for K, peak in points) / spread if spread else 0.0
     fixed = mean_peak - slope * mean_K
     if slope <= 0 or fixed < 0:
-        # The slope and the offset cannot be negative: fit a line through the origin instead.
+        # Memory is never negative. If the fit gives a negative slope or offset, fit a line through the origin instead.
         fixed, slope = 0.0, sum(K * peak for K, peak in points) / sum(K * K for K, _ in points)
     return round(fixed), round(slope)
 

@@ -54,19 +54,20 @@ def plan_fusion(
     A step includes each member's own optimizer, multipliers and clipping. If the dry run of the narrowest group finds
     that vmap cannot follow the model, the width is 1, and `obstacle` says why. Everything runs on copies: the modules
     and all global generators stay as they are. Steps alone and fused are timed in turns, so that a busy machine slows
-    both. With one CPU thread, CPU time is measured: other processes interrupt long steps more often, which would make
-    fusing seem slower.
+    both. With one CPU thread, CPU time is measured, because other processes interrupt long steps more often, which
+    would make fusing seem slower.
 
     Args:
         modules: The modules of at least one trial, of one shape and on one device. If the sequence builds modules on
             demand, only those of the widest group are built.
         configs: The trials' optimizer settings, as for `fused_optimizer`, and `grad_clip`.
         objective: `objective(model, batch)` for one model: the mean loss over the batch.
-        batch: One batch of the size that training uses. It is split into micro-batches only if all its tensors, in any
-            nesting, have the same number of samples as their first axis.
+        batch: One batch of the size that training uses. It is split into micro-batches only if the first axes of all
+            its tensors, in any nesting, have the same length: the number of samples.
         memory: Bytes that a group may take; 90 % of the device's free memory if None.
         max_width: The widest group to consider; all trials if None.
-        seconds: Time to measure each width. It ends earlier if a width is clearly faster or slower than narrower ones.
+        seconds: Time to measure each width. Measuring ends earlier if a width is clearly faster or slower than narrower
+            ones.
         multipliers: Further arguments of `fused_optimizer`: `lr_multipliers`, `weight_decay_multipliers`.
         graph: If True, record steps if possible (see `GraphedStep`), and count the memory of recordings.
 
@@ -75,7 +76,7 @@ def plan_fusion(
 
     Raises:
         ValueError: if there is no module, if modules and configs differ in number, or if a bound is not positive.
-        RuntimeError: if one trial does not fit with one sample at a time; on CUDA a `torch.OutOfMemoryError`.
+        RuntimeError: if one trial does not fit with one sample at a time, such as a `torch.OutOfMemoryError`.
     """
     check_each("modules", modules, nn.Module)
     check_each("configs", configs, Mapping, len(modules))
@@ -223,12 +224,12 @@ def _grow(trials: _Trials, count: int, memory: int | None, seconds: float, alone
 
 
 def _obstacle(fused: FusedModel, trials: _Trials) -> Obstacle | None:
-    """Return why vmap cannot follow the model, or None. Members are not compared with each alone here."""
+    """Return the reason why vmap cannot follow the model, or None. The results of members are not compared here."""
     return dry_run(fused, trials.objective, trials.batch, compare=False)
 
 
 def _of_groups(peaks: Mapping[int, int]) -> Mapping[int, int]:
-    """Return only the peaks of fused groups if there are several, because a single trial does not lie on their line."""
+    """Return only the peaks of fused groups if there are several. The peak of a single trial is not on their line."""
     groups = {K: peak for K, peak in peaks.items() if K > 1}
     return groups if len(groups) > 1 else peaks
 
@@ -274,7 +275,7 @@ def _race(
         return len(ratios) >= _MIN_ROUNDS and (spent or is_clear(ratios, best))
 
     while not enough():
-        # Run once without timing: the fused step has filled the cache, but a trial that trains alone would find its own
+        # Run once without timing, because the fused step has filled the cache. A trial that trains alone finds its own
         # tensors there.
         _seconds(alone, device)
         times.append(_seconds(alone, device))

@@ -1,4 +1,4 @@
-"""Losses written anew, because under `vmap` torch's own would loop over the members or branch on values."""
+"""Losses that this package implements itself, because torch's loop over members or branch on values under `vmap`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     options: Any = None,
 ) -> Any:
-    """`F.linear_cross_entropy` with a 2-D weight, without chunks: those of torch have no gradient under `vmap`."""
+    """`F.linear_cross_entropy` with a 2-D weight, without torch's chunks, which have no gradient under `vmap`."""
     if linear_weight.dim() != 2 or (ignore_index is not None and target.is_floating_point()):
         return NotImplemented
     return F.cross_entropy(
@@ -95,7 +95,7 @@ def linear_cross_entropy(
 def gaussian_nll(
     input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> Any:
-    """`F.gaussian_nll_loss`. Torch's own checks for negative variances by a branch, which `vmap` cannot follow."""
+    """`F.gaussian_nll_loss`. Torch's own function branches on negative variances, which `vmap` cannot follow."""
     if not isinstance(var, Tensor):
         return NotImplemented
     fold(_refuse_below_0, (var,), {})

@@ -98,7 +98,7 @@ def transposed(function: Callable[..., Tensor], dims: int) -> Rule:
 def _of_groups(
     function: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, *options: Any
 ) -> Tensor:
-    """Convolve the groups of K members; a NaN or infinity of one member must not reach another member's group."""
+    """Convolve the groups of K members, and keep a NaN or infinity of one member away from the others."""
     if not kernel_inputs.mixes_groups(x):
         return function(x, weight, bias, *options)
     return of_finite_gradient(function(finite(x), finite(weight), bias, *options))
@@ -107,8 +107,8 @@ def _of_groups(
 def pooling(function: Callable[..., Any]) -> Rule:
     """Make the rule of a pooling over height and width, with input [N, C, H, W].
 
-    The rule folds K into the channels if K and C are adjacent in memory. Torch would fold K into the batch, which needs
-    a copy then.
+    The rule folds K into the channels if K and C are adjacent in memory. Torch would fold K into the batch, which then
+    needs a copy.
     """
 
     def fold(K: int, input: Member, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Operators that draw random numbers: each member draws from its own stream, and gets the numbers as if alone."""
+"""Operators that draw random numbers: each member draws from its own stream, and gets the same numbers as alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fusion.evaluate.rules.member import Member, Rule
 from fusion.streams import Streams
 
 Draws = Callable[..., bool]
-"""Takes the arguments of a call; returns True if the call draws from a global generator rather than a given one."""
+"""A function of the arguments of a call; returns True if the call draws random numbers from a global generator."""
 
 
 def member_by_member(function: Callable[..., Any], streams: Streams, *, plain_scalars: bool = False) -> Rule:
@@ -28,7 +28,8 @@ def member_by_member(function: Callable[..., Any], streams: Streams, *, plain_sc
     """
 
     def rule(K: int, *args: Any, **kwargs: Any) -> Any:
-        # An in-place operator gets a copy of each member's part: views of one tensor share autograd's count of writes.
+        # An in-place operator gets a copy of each member's part, because views of one tensor share autograd's count of
+        # writes.
         in_place = _is_in_place(function, args, kwargs)
         if in_place and args[0].dim is None:
             return NotImplemented
@@ -66,9 +67,9 @@ def strides_alone(x_K: Tensor) -> tuple[int, ...]:
 
 
 class ChannelsFirst(TorchFunctionMode):
-    """Makes a module that runs alone draw random numbers in the order of fused members, that of `strides_alone`.
+    """Makes a module that runs alone draw random numbers in the order of fused members: see `strides_alone`.
 
-    This matters if the module's own activations have channels-last strides, such as a transformer's before a
+    This matters if the module's own activations have channels-last strides, as those of a transformer before a
     convolution.
     """
 

@@ -33,7 +33,7 @@ def rrelu(input: Tensor, lower: Any = 1 / 8, upper: Any = 1 / 3, training: bool 
 
 
 def leaky_relu(input: Tensor, negative_slope: Any = 0.01, inplace: bool = False) -> Any:
-    """`F.leaky_relu` for one member whose slope is a tensor; torch's own takes only a number."""
+    """`F.leaky_relu` for one member whose slope is a tensor; torch's own function accepts only a number."""
     if not isinstance(negative_slope, Tensor):
         return NotImplemented
     out = torch.where(input > 0, input, input * negative_slope)

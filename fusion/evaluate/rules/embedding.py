@@ -1,4 +1,4 @@
-"""Embeddings and indexing for K members: each member's indices find only its own rows."""
+"""Embeddings and indexing for K members: each member's indices select rows of its own table only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def embedding(
 ) -> Any:
     """`F.embedding` with indices [...] and weight [V, E]. The K tables are stacked into one of K*V rows.
 
-    The gradient is dense, with `sparse` too: autograd cannot take a sparse one apart by member.
+    The gradient is dense even if `sparse` is True, because autograd cannot split a sparse gradient by member.
     """
     if weight.dim is None:
         return NotImplemented
@@ -51,7 +51,7 @@ def torch_embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """`torch.embedding`, where a negative `padding_idx` means that there is none."""
+    """`torch.embedding`, where a negative `padding_idx` means that no index is padding."""
     padding = padding_idx if padding_idx >= 0 else None
     return embedding(K, indices, weight, padding, scale_grad_by_freq=scale_grad_by_freq)
 
@@ -72,8 +72,8 @@ def embedding_bag(
 ) -> Any:
     """`F.embedding_bag`. The K tables are stacked into one, and the members' bags are concatenated.
 
-    With `scale_grad_by_freq`, members run one by one: torch's gradient of a row depends on earlier rows (torch 2.13,
-    CPU).
+    With `scale_grad_by_freq`, members run one by one, because torch's gradient of a row depends on earlier rows (torch
+    2.13, CPU).
     """
     if scale_grad_by_freq:
         given = (input, weight, offsets, max_norm, norm_type, True, mode, sparse, per_sample_weights)
@@ -100,12 +100,12 @@ def _places(K: int, input: Member, rows: int) -> Tensor:
     place_K = index_K + rows * _numbers(K, index_K)
     if input.dim is None:
         return place_K
-    # An index out of range must not find another member's row. K * rows is out of range for torch, which raises.
+    # An index out of range must not select another member's row. torch raises an error for K * rows.
     return torch.where((index_K >= 0) & (index_K < rows), place_K, K * rows)
 
 
 def _numbers(K: int, like: Tensor) -> Tensor:
-    """Return 0, 1, ..., K - 1 with the dtype and device of `like`, shaped to be broadcast along its first axis."""
+    """Return 0, 1, ..., K - 1 with the dtype and device of `like`, [K, ...], shaped [K, 1, ...] for broadcasting."""
     return torch.arange(K, device=like.device, dtype=like.dtype).view(K, *[1] * (like.dim() - 1))
 
 
@@ -117,8 +117,8 @@ def one_hot(K: int, input: Member, num_classes: int = -1) -> Any:
 def index_fill(function: Callable[..., Any]) -> Rule:
     """Make the rule of `index_fill`, which runs members one by one.
 
-    Torch's own batching rule has two errors (torch 2.13). A negative index reaches into another member. If members
-    write different values into a shared tensor, the result is wrong.
+    Torch's own batching rule has two errors (torch 2.13). A negative index selects elements of another member. If
+    members write different values into a shared tensor, the result is wrong.
     """
 
     def rule(K: int, input: Member, dim: Any, index: Member, value: Any) -> Any:

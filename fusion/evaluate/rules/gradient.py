@@ -15,11 +15,11 @@ from fusion.evaluate.rules.member import Member
 
 
 class BackwardInside(RuntimeError):
-    """Raised if an objective calls `backward()`: its gradients would be added to those of the returned loss."""
+    """Raised if an objective calls `backward()`, because these gradients would add to those of the returned loss."""
 
 
 class FreezesInside(RuntimeError):
-    """Raised if forward or an objective freezes a parameter: a member's part of a stacked one cannot be frozen."""
+    """Raised if forward or an objective freezes a parameter, because one member's part of it cannot be frozen alone."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -75,7 +75,7 @@ def needs_grad(K: int, tensor: Member) -> Any:
 
 
 def data(K: int, tensor: Member) -> Any:
-    """`Tensor.data`: the same memory, so that in-place writes reach the tensor."""
+    """`Tensor.data`. The result has the same memory, so that in-place writes reach the tensor."""
     return Member(tensor.value.data, tensor.dim)
 
 

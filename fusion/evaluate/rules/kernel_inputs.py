@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 HUGE = 1e30
-"""Replaces infinity and NaN. The product of two such values is infinite, and soon the member's loss is, too."""
+"""Replaces infinity and NaN. The product of two such values is infinite, so the member's loss soon is not finite."""
 
 
 def cast(x: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ def _batched(x_KNI: torch.Tensor, weight_KIO: torch.Tensor, bias_KO: torch.Tenso
 
 
 def of_sparse(K: int, sparse: Member, dense: Member) -> Any:
-    """Multiply a shared sparse matrix [M, N], such as a graph's, with each member's dense [N, C] or [N]."""
+    """Multiply a shared sparse matrix [M, N], such as an adjacency matrix, with each member's dense [N, C] or [N]."""
     if sparse.dim is not None or dense.dim is None or dense.value.dim() not in (2, 3):
         return NotImplemented
     x = dense.at(K, 1)

@@ -1,8 +1,8 @@
 """Tensors inside `torch.func.vmap`, as a rule sees them.
 
-`vmap` hands every operator tensors that hide the axis of the K members. A rule gets `Member(value, dim)` instead: the
+Under `vmap`, operators see tensors that hide the axis of the K members. A rule gets `Member(value, dim)` instead: the
 whole value, and the position of its K axis (None if all members share the value). The rule runs below `vmap`, on whole
-values. Autograd then records one wide operation and nothing per member.
+values. Autograd then records one operation for all members instead of one per member.
 
 The public way to do this is a `torch.autograd.Function` with a `vmap` method. It costs about 0.15 ms for each operator,
 more than the arithmetic of a small layer. Private functions of torch replace it; only this file calls them.
@@ -35,7 +35,7 @@ class Member(NamedTuple):
         return self.value.movedim(self.dim, 0)
 
     def numbers(self) -> list[float]:
-        """Return the K numbers of a tensor that is 0-dimensional in each member; floats of modules stay exact."""
+        """Return the K numbers of a tensor that is 0-dimensional in each member; floats of modules are not rounded."""
         return vars(self.value).get("numbers") or [float(x) for x in self.value.tolist()]
 
     def at(self, K: int, dim: int) -> Tensor:

@@ -12,14 +12,14 @@ from fusion.evaluate.rules.member import Member, Rule
 
 
 def readable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors, with those of integers and booleans marked: the rules of `number` may read them."""
+    """Return the tensors, and mark those of integers and booleans, so that the rules of `number` may read them."""
     return {name: _marked(tensor) if tensor.dtype in _WHOLE else tensor for name, tensor in tensors.items()}
 
 
 def number(kind: Callable[[Any], Any]) -> Rule:
     """Make a rule for `float(tensor)` and the like, for tensors that `readable` has marked.
 
-    All members must hold the same number; otherwise it raises a `RuntimeError`. For other tensors torch raises an
+    The rule raises a `RuntimeError` unless all members hold the same number. If a tensor is not marked, torch raises an
     error, because members that agree on one batch may differ on the next.
 
     Args:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 State = tuple[Tensor, ...]
-# The tensors that `forward` saves for `backward`. Their first axis has T steps, or the initial state and T steps.
+# The tensors that `forward` saves for `backward`. Their first axis has length T, or 1 + T with the initial state.
 Saved = tuple[Tensor, ...]
 
 
@@ -31,9 +31,9 @@ class ByHand(NamedTuple):
             will be needed.
         backward: `(grad, grad_last, weight, kept)` -> gradient of the gates [T, K, G*H, N]. `grad` holds the gradients
             of the initial state and of all outputs, [1 + T, K, H, N]. `grad_last` is the gradient of the last state
-            without the output. The function overwrites both with the gradients of the states back to the initial one.
-            For gates that are not summed, the result has the gradient of the state term in the gate's place. The
-            gradient of the input term is appended after all gates.
+            without the output. The function writes the total gradients of the same states into `grad`, and that of the
+            initial state without the output into `grad_last`. For gates that are not summed, the result has the
+            gradient of the state term in the gate's place. The gradient of the input term follows after all gates.
     """
 
     summed: int
@@ -47,7 +47,7 @@ class Cell(NamedTuple):
     Attributes:
         step: (gate terms from the input [K, N, G*H], those from the state [K, N, G*H], state) -> next state, whose
             first part is the output.
-        by_hand: All steps at once, if that is faster. None for an RNN, whose step has too few operators.
+        by_hand: The hand-written code for all steps, if it is faster. None for an RNN, whose step has few operators.
     """
 
     step: Callable[[Tensor, Tensor, State], State]
@@ -87,8 +87,8 @@ def _lstm_forward(
 def _lstm_backward(grad: Tensor, grad_last: State, weight: Tensor, kept: Saved) -> Tensor:
     gates, cells, tanhs = kept
     i, f, g, o = gates.chunk(4, 2)
-    # Compute for all steps at once the factors that need no incoming gradient: the derivatives by the gates, and of
-    # the output by the cell.
+    # Compute for all steps at once the factors that need no incoming gradient. They are the derivatives with respect to
+    # the gates, and that of the output with respect to the cell.
     slopes = torch.empty_like(gates)
     slope_i, slope_f, slope_g, slope_o = slopes.chunk(4, 2)
     _sigmoid_backward(g, i, grad_input=slope_i)
@@ -143,7 +143,7 @@ def _gru_backward(grad: Tensor, grad_last: State, weight: Tensor, kept: Saved) -
     r_z, from_state, new, outputs = kept
     T, K, H, N = new.shape
     r, z = r_z.chunk(2, 2)
-    slopes = new.new_empty(T, K, 4, H, N)  # derivatives by r, by z, and by the state term and the input term of n
+    slopes = new.new_empty(T, K, 4, H, N)  # with respect to r, z, the state term and the input term of n
     slope_r, slope_z, slope_state, slope_n = slopes.unbind(2)
     _sigmoid_backward(from_state, r, grad_input=slope_r)
     _sigmoid_backward(outputs[:-1] - new, z, grad_input=slope_z)
@@ -159,7 +159,7 @@ def _gru_backward(grad: Tensor, grad_last: State, weight: Tensor, kept: Saved) -
 
 
 def _buffer(like: Tensor, T: int, keep: bool, shape: Iterable[int], dtype: torch.dtype | None = None) -> Tensor:
-    """Allocate [T, *shape]. If `keep` is False, all steps share the memory of one."""
+    """Allocate [T, *shape]. If `keep` is False, all steps share the memory of one step."""
     return like.new_empty(T if keep else 1, *shape, dtype=dtype).expand(T, *shape)
 
 

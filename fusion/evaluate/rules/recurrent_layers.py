@@ -67,7 +67,7 @@ def recurrent_cell(cell: Cell) -> Rule:
 
 
 def pack(function: Callable[..., Any]) -> Rule:
-    """Make the rule of torch's kernel that packs or pads sequences: the K axis goes behind time steps and examples."""
+    """Make the rule of torch's kernel that packs or pads sequences; the K axis follows time steps and examples."""
 
     packs = function is torch._pack_padded_sequence
 
@@ -102,10 +102,10 @@ def _packed(
     *options: Any,
     streams: Streams,
 ) -> Any:
-    """Do what the rule of `recurrent` does for a packed sequence.
+    """Apply the rule of `recurrent` to a packed sequence.
 
-    Its rows are those of the first time step, then those of the second, and so on. Each step has a row for every
-    example that is long enough.
+    A packed sequence has the rows of the first time step, then those of the second, and so on. Each step has a row for
+    every example that is long enough.
     """
     _, _, dropout, train, _ = options
     if batch_sizes.dim is not None or isinstance(dropout, Member) or (dropout and train and data.value.is_cuda):

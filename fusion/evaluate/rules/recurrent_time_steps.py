@@ -27,7 +27,7 @@ def unrolled(
     """Compute one direction, step by step.
 
     Args:
-        state: The initial state, each [K, N, H].
+        state: The parts of the initial state, [K, N, H] each.
         weights: The input's weight [K, G*H, I], the state's weight [K, G*H, H or P], and the bias of each, [K, G*H].
         projection_KHP: Multiplies the output.
 
@@ -56,9 +56,10 @@ def packed_recurrence(
     *,
     reverse: bool = False,
 ) -> tuple[Tensor, State]:
-    """Do what `unrolled` does for a packed sequence [K, S, I]: time step t has the next `sizes[t]` of the S rows.
+    """Compute one direction of a packed sequence [K, S, I], step by step; see `unrolled`.
 
-    Examples are sorted from long to short. A step updates the first `sizes[t]` examples; the others keep their state.
+    Time step t has the next `sizes[t]` of the S rows. Examples are sorted from long to short. A step updates the first
+    `sizes[t]` examples; the others keep their state.
     """
     of_input, of_state, bias_input, bias_state = weights
     gates = torch.baddbmm(bias_input.unsqueeze(1), x_KSI, of_input.mT).split(list(sizes), 1)
@@ -77,7 +78,7 @@ def packed_recurrence(
 def recurrence(
     cell: Cell, x_KTNI: Tensor, state: State, weights: Sequence[Tensor], projection_KHP: Tensor | None = None
 ) -> tuple[Tensor, State]:
-    """Do what `unrolled` does, with the hand-written code if the cell has it and there is no projection.
+    """Compute the same as `unrolled`, by the hand-written code if the cell has it and there is no projection.
 
     Even under autocast, an LSTM computes its cell state in the precision of the given state.
     """
@@ -162,9 +163,9 @@ class _Recurrence(torch.autograd.Function):
 def _recorded(
     cell: Cell, given: Sequence[Tensor], needed: Sequence[bool], grads: Sequence[Tensor]
 ) -> Iterator[Tensor | None]:
-    """Compute the gradients by autograd from the steps run again, because they can then be differentiated themselves.
+    """Run the steps again under autograd, and return gradients that can themselves be differentiated.
 
-    The hand-written gradient cannot be. Return None for inputs that need no gradient.
+    The hand-written gradient cannot be differentiated. Return None for inputs that need no gradient.
     """
     x, *rest = (t.view_as(t) for t in given)  # If one input was computed from another, views cut this dependence.
     out, state = unrolled(cell, x, tuple(rest[4:]), rest[:4])

@@ -89,10 +89,10 @@ DRAWING_RULES: dict[Any, Rule] = {
 # If members share a tensor, each gets its own copy after these functions, because their gradients will differ.
 REQUIRING: dict[Any, Rule] = {Tensor.requires_grad_: requires_grad, Tensor.requires_grad.__set__: requires_grad}  # type: ignore[attr-defined]
 
-# These functions make empty tensors. If code fills one in place later, it must have room for each member.
+# These functions make empty tensors. Code may fill one in place later, so the tensor must have room for each member.
 UNFILLED = {torch.empty, torch.empty_like, Tensor.new_empty}
 
-# Results of these functions may share memory with other objects that are no tensors among the arguments.
+# Results of these functions may share memory with an object that is no tensor, such as a NumPy array.
 HELD = {torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, torch.utils.dlpack.from_dlpack}
 
 # Functions written for one member. They run inside `vmap`, and call operators that have rules.
@@ -125,9 +125,9 @@ OF_SEVERAL = {torch.column_stack, torch._C._nn.pad_sequence}
 class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
     """Inside this context, `torch.func.vmap` over members applies the rules: K is folded into each operator.
 
-    Results and gradients are those of `vmap`, but faster. Torch handles operators without a rule, unusual arguments,
-    and nested transforms (`vmap` of `grad`). Known operators that draw random numbers draw from each member's own
-    stream. Unknown ones raise an error under `vmap(randomness="error")`.
+    Results and gradients equal those of `vmap`, but are computed faster. Torch handles operators without a rule,
+    unusual arguments, and nested transforms (`vmap` of `grad`). Known operators that draw random numbers draw from each
+    member's own stream. Unknown ones raise an error under `vmap(randomness="error")`.
 
     Example:
         >>> import torch
@@ -149,7 +149,7 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
     ) -> Any:
         kwargs = kwargs or {}
         if self._own:
-            # A size stays whole: `x.new(size)` makes a tensor of that size, but of a tuple one with its numbers.
+            # Keep a size as it is: `x.new(torch.Size((2, 3)))` has this size, but `x.new((2, 3))` has these elements.
             args, kwargs = tree_map(self.of_each, (args, kwargs), is_leaf=lambda x: isinstance(x, torch.Size))
         first: Any = args[0] if args else None
         if self._is_fresh(first) and _writes(func):
@@ -188,14 +188,14 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
         return result
 
     def _is_fresh(self, x: Any) -> bool:
-        """Return whether `x` is a new tensor (see `_is_new`) that no view is known to share memory with."""
+        """Return whether `x` is a new tensor (see `_is_new`) without a known view."""
         known = self._fresh.get(id(x)) if self._fresh else None
         return known is not None and known() is x
 
     def of_each(self, x: Any) -> Any:
-        """Return the members' own copies of `x` if it was a shared tensor that got some; else return `x`.
+        """Return the members' own copies of `x` if `x` is a shared tensor that was copied for each; else return `x`.
 
-        See `REQUIRING` and `_is_new`.
+        `REQUIRING` and `_is_new` tell which tensors are copied.
         """
         known, own = self._own.get(id(x), (None, None)) if isinstance(x, Tensor) else (None, None)
         return x if known is not x or known is None else own
@@ -225,7 +225,7 @@ _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def _views(result: Any, tensor: Tensor) -> bool:
-    """Return whether `result` may have a tensor, other than `tensor`, in the memory of `tensor`.
+    """Return whether a tensor in `result`, other than `tensor` itself, may use the memory of `tensor`.
 
     Only tensors without a hidden K axis count.
     """
