@@ -214,13 +214,15 @@ class FusedOptimizer(OptimizerState):
         for name, ks in without.items():
             for moment in self._moments_of(name):
                 moment[ks] = 0  # so that it adds nothing to sums over parameters
-        yield
-        for name, ks in without.items():
-            for tensor, before in zip_longest((stacked[name], *self._moments_of(name)), saved[name]):
-                tensor[ks] = 0 if before is None else before
-            self.steps_KP[ks, self._index[name]] -= 1 if takes is None else takes[ks].to(self.steps_KP.dtype)
-        if without:
-            self._compare_histories()
+        try:
+            yield
+        finally:  # also if Ctrl-C ends the step
+            for name, ks in without.items():
+                for tensor, before in zip_longest((stacked[name], *self._moments_of(name)), saved[name]):
+                    tensor[ks] = 0 if before is None else before
+                self.steps_KP[ks, self._index[name]] -= 1 if takes is None else takes[ks].to(self.steps_KP.dtype)
+            if without:
+                self._compare_histories()
 
     def _step_members(self, stacked: Mapping[str, nn.Parameter], present: Sequence[str], takes: Tensor | None) -> None:
         stay = set() if takes is None else {k for k, taken in enumerate(takes.tolist()) if not taken}

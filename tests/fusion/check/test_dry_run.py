@@ -1,6 +1,7 @@
 """What cannot be vmapped is found before training, named, and trained one by one with the same result."""
 
 import copy
+import signal
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -155,6 +156,31 @@ def test_a_branch_not_taken_counts_as_no_gradient_not_as_zero() -> None:
     assert 0 < len(idle) < 4
     moved = (fused.stacked["1.left.weight"] != before).flatten(1).any(1)
     assert [k for k in range(4) if not moved[k]] == idle
+
+
+@pytest.mark.filterwarnings("ignore::fusion.FusionWarning")
+def test_a_step_that_is_interrupted_leaves_members_without_a_gradient_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    fused = fuse([routed() for _ in range(4)])
+    dry_run(fused, loss, BATCH)
+    opt = fused_optimizer(fused, [{"lr": 0.1}] * 4)
+    fused.map(loss, BATCH).sum().backward()
+    opt.step()
+    opt.zero_grad()
+    with torch.no_grad():
+        for name in ("0.weight", "0.bias"):
+            fused.stacked[name].neg_()  # each member takes its other branch
+    fused.map(loss, BATCH).sum().backward()
+    idle, before = fused.unreached(), copy.deepcopy(opt.state_dict()["state"])
+    monkeypatch.setattr(type(opt), "_step_whole", lambda *given: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        opt.step()
+    after = opt.state_dict()["state"]
+    assert {name.split(".")[1] for name in idle} == {"left", "right"}
+    for name, members in idle.items():
+        for moment, values in before[name].items():
+            assert values[members].any()
+            torch.testing.assert_close(after[name][moment][members], values[members], rtol=0, atol=0)
 
 
 class Counting(nn.Linear):
