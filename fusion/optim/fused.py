@@ -48,6 +48,7 @@ class FusedOptimizer(OptimizerState):
         own_lr_factors: `own_lr_factors[k][parameter]` is a further factor of member k's learning rate, 1 if absent.
         names: Names of the parameters to update if another optimizer updates the rest, see `FusedByPart`; None for all.
         lr_multipliers: `lr_multipliers[optimizer][parameter]` is a factor of the learning rate, 1 if absent.
+        weight_decay_multipliers: The same for the weight decay.
 
     Attributes:
         lr_factor_K: [K], the schedule's factor of each member's learning rate; 1 at first.

@@ -37,6 +37,7 @@ def fused_optimizer(
             In all members, the same parts must have their own optimizer. Put members with the same optimizer side by
             side, because adjacent ones are updated together.
         lr_multipliers: `lr_multipliers[optimizer][parameter]` is a factor of the learning rate, 1 if absent.
+        weight_decay_multipliers: The same for the weight decay.
 
     Raises:
         ValueError: for an unknown optimizer, part or parameter name, or a value out of range; the message names the
@@ -69,6 +70,7 @@ class FusedSGD(FusedOptimizer):
         weight_decay: Coupled weight decay: a step adds `weight_decay` times the weight to the gradient.
         nesterov: If True, use Nesterov momentum; needs momentum > 0 and dampening 0.
         lr_multipliers: Parameter name -> factor of the learning rate, 1 if absent.
+        weight_decay_multipliers: The same for the weight decay.
     """
 
     def __init__(
@@ -130,6 +132,7 @@ class FusedAdam(_FusedAdam):
         eps: Added to the root of the second moment.
         weight_decay: Coupled weight decay: a step adds `weight_decay` times the weight to the gradient.
         lr_multipliers: Parameter name -> factor of the learning rate, 1 if absent.
+        weight_decay_multipliers: The same for the weight decay.
     """
 
     _kind = "adam"
@@ -146,6 +149,7 @@ class FusedAdamW(_FusedAdam):
         independent_weight_decay: If True, the weight decay is multiplied by the schedule's factor instead of the
             learning rate.
         lr_multipliers: Parameter name -> factor of the learning rate, 1 if absent.
+        weight_decay_multipliers: The same for the weight decay.
     """
 
     _kind = "adamw"

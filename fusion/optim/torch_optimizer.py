@@ -32,6 +32,7 @@ def optimizer(
         config: See `Hyperparameters.from_config`. Parts of the model may have their own learning rates and optimizers,
             see `fusion.keys.part_settings`.
         lr_multipliers: `lr_multipliers[optimizer][parameter]` is a factor of the learning rate, 1 if absent.
+        weight_decay_multipliers: The same for the weight decay.
 
     Returns:
         An optimizer with one parameter group for each pair of multipliers (of learning rate and weight decay), or a
