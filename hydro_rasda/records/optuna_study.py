@@ -66,7 +66,7 @@ def make_study(record: RunRecord) -> Study:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence Optuna's log while the library makes a study: the user did not ask for one."""
+    """Silence Optuna's log while the library makes a study, because the user did not ask for one."""
     logger = logging.getLogger("optuna")
     level = logger.level
     logger.setLevel(logging.WARNING)
@@ -94,8 +94,9 @@ def _trial(
     scored = all(map(math.isfinite, values))
     curve = {line["epoch"]: line[record.metric] for line in trial.history if line["heat"] == heat}
     more = ("status", "sweep_metric", "sweep_epochs", "epochs", "kept_epoch", "chance", "error")
-    # A trial of the surrogate alone may score better there than the best model at full size, but it cannot win. Nor can
-    # one at full size: ends decide, and scores are those of the weights that are kept.
+    # Trials that cannot win are infeasible, so that Optuna's best trial is the winner. A surrogate cannot win, even if
+    # it has a better score than the winner. A full-size trial may have a better score, too, because scores are those of
+    # the kept epoch, but the winner is chosen by the scores in the end.
     won = trial.epochs > 0 and trial.trial == record.best_trial
     sign = 1 if record.mode == "min" else -1
     beats = len(values) == 1 and sign * value <= sign * record.best_metric
@@ -121,12 +122,12 @@ def _distribution(laws: Set[str], values: Sequence[Any]) -> BaseDistribution:
 
 
 def distribution(words: str, values: Sequence[Any]) -> BaseDistribution:
-    """Translate a domain of the space, as `space.describe` writes it ("float loguniform(0.0001, 1)"), to Optuna's
-    terms.
+    """Translate a domain of the space, in the words of `space.describe`, to Optuna's terms.
 
-    `values` are those of the trials. PBT may leave the domain's range, so the range is widened to hold all values. A
-    domain without bounds becomes the range of the values. The values are the only known categories if the domain's
-    categories are objects, or if a value of a numeric domain is no number.
+    An example of `words` is "float loguniform(0.0001, 1)". `values` are the values of the trials. PBT may leave the
+    domain's range, so the range is widened to hold all values. A domain without bounds becomes the range of the values.
+    If the domain's categories are objects, or if a value of a numeric domain is no number, the values are the only
+    known categories.
     """
     from optuna.distributions import FloatDistribution, IntDistribution
 
@@ -142,7 +143,7 @@ def distribution(words: str, values: Sequence[Any]) -> BaseDistribution:
     outside = any(not low <= value <= high or (step and not _multiple(value - low, step)) for value in values)
     if outside:
         return make(min(low, *values), max(high, *values), log=log and min(values) > 0)
-    # Optuna has no steps in a logarithm.
+    # Optuna does not allow `step` together with `log=True`.
     return make(low, high, log=log, **({"step": step} if step is not None and not log else {}))
 
 
@@ -164,7 +165,7 @@ def _categories(words: str, values: Sequence[Any]) -> BaseDistribution:
     found = _CHOICE.fullmatch(words)
     try:
         named = ast.literal_eval(found["categories"]) if found else []
-    except (SyntaxError, ValueError):  # functions and classes among them
+    except (SyntaxError, ValueError):  # there are functions or classes among them
         named = []
     return CategoricalDistribution(tuple(dict.fromkeys([*map(_category, named), *values])))
 
