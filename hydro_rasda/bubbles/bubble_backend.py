@@ -39,13 +39,13 @@ class BubbleBackend:
 
     To the sweep, all hosts together are one device with `groups` cores. The number of hosts changes neither which
     trials train together nor which trials continue. The result is that of the same sweep on this machine alone, to the
-    last digit, under two conditions. That sweep has as many threads (`torch.set_num_threads(groups)`), and its fused
-    groups have the same width (by `sweep.fusion`, or by widths that were measured on this machine recently).
+    last digit, under two conditions. First, that sweep calls `torch.set_num_threads(groups)`. Second, its fused groups
+    have the same width (by `sweep.fusion`, or by widths that were measured on this machine recently).
 
     Hosts may come and go before, during and after `tune`. While there is no host, `tune` waits within its time budget.
     If a host ends during a training, the training resumes from its last checkpoint in another bubble.
 
-    A loop of the user's own (`train`) trains here, too, unless a host's guests run with `preempt=False`, as on GPUs.
+    The user's own training loop (`train`) works here, too, unless guests run with `preempt=False`, as on GPUs.
 
     Args:
         source: A folder that the tuner and the hosts both see. They must all see the run's folder, too.

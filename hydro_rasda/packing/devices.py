@@ -23,7 +23,7 @@ _NODES = Path("/dev")
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU, or the cores of this machine, for jobs that run beside each other.
+    """A GPU, or the cores of this machine, which several jobs can share.
 
     Attributes:
         memory: Bytes for all jobs on the device together.

@@ -51,7 +51,7 @@ class Estimates:
         remember(key, {"estimates": self.learnt()})
 
     def learnt(self) -> dict[str, float]:
-        """Return, by kind and field, measured over given values; if no value was given, return the measured value."""
+        """Map kinds and fields to corrections: measured over given values, or measured values if none were given."""
         own = {_key(*key): _of(ratios, key[1]) for key, ratios in self._measured.items()}
         return {**self._before, **{key: ratio for key, ratio in own.items() if ratio is not None}}
 

@@ -116,7 +116,7 @@ _LEAST = 0.01
 """The least share of a device that a job is assumed to keep busy."""
 
 _MOST_WAITED = 0.9
-"""Time that a job waits for a core is subtracted up to this share. The speed on a free core is unknown beyond it."""
+"""Time that a job waits for a core is subtracted, up to this share. Beyond it, the job's own speed is unknown."""
 
 
 def start_child(
@@ -166,7 +166,7 @@ def _seconds_in_queues(pid: int) -> float:
     """Return the seconds in which a process was ready to run but waited for a core; 0 if the kernel does not tell."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError):  # it is over, or the kernel does not count
+    except (OSError, IndexError):  # the process has ended, or the kernel does not count
         return 0.0
 
 
@@ -195,7 +195,7 @@ def _part_of_shared(process: psutil.Process) -> float:
     """Return the bytes of a process, each page divided by the number of processes that have it."""
     try:
         told = re.search(r"^Pss: *(\d+) kB", Path(f"/proc/{process.pid}/smaps_rollup").read_text(), re.MULTILINE)
-    except OSError:  # it is over, or the kernel does not tell
+    except OSError:  # the process has ended, or the kernel does not tell
         told = None
     return 1024.0 * int(told[1]) if told else _resident(process)
 

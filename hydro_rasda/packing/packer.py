@@ -25,7 +25,7 @@ OUT_OF_MEMORY = (
     *("an't allocate memory", "annot allocate memory", "ailed to allocate memory", "ALLOC_FAILED", "ALLOCATION_FAILED"),
     *("cudaErrorMemoryAllocation", "Unable to find a valid cuDNN algorithm", "was unable to find an engine to execute"),
 )
-"""Output of programs that ran out of memory. Some texts come from `fusion.evaluate.backoff`, which needs torch.
+"""Output of programs without enough memory. Some texts come from `fusion.evaluate.backoff`, which needs torch.
 """
 
 _BY_A_NEIGHBOUR = ("MPS client", "MPS server")

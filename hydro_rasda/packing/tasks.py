@@ -27,7 +27,8 @@ class Estimate:
 
     Attributes:
         memory: Peak of bytes over all processes of the job.
-        share: The share of a device that the job keeps busy: 0.4 if it alone keeps a GPU, or one CPU core, 40 % busy.
+        share: The share of a device that the job keeps busy: 0.4 if the job alone keeps a GPU, or one CPU core, 40 %
+            busy.
         seconds: Run time of the job alone on a device.
     """
 

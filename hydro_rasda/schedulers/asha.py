@@ -139,9 +139,8 @@ class AsyncSuccessiveHalving:
     def report(self, state: AshaState, trial: str, t: int, score: float) -> tuple[AshaState, Decision]:
         """Decide whether a trial continues.
 
-        The score goes to the deepest rung that has no score of this trial and whose milestone is at most `t`. So a
-        trial that does not report every iteration skips no decision. If there is no such rung, the report changes
-        nothing.
+        The score goes to the latest milestone that is at most `t` and has no score of this trial yet. So a trial that
+        does not report every iteration skips no decision. If there is no such milestone, the report changes nothing.
 
         Returns:
             The new state and the decision. If the trial must wait for its cohort, WAIT and the unchanged state. A trial

@@ -94,9 +94,7 @@ class Guard:
 
 
 def _error(seconds: deque[float]) -> float:
-    """Return the standard error of a median. One slow step hardly changes it, as it uses the median absolute
-    deviation.
-    """
+    """Return the standard error of a median, from the median absolute deviation, which one slow step hardly changes."""
     middle = statistics.median(seconds)
     return 1.2533 * 1.4826 * statistics.median(abs(s - middle) for s in seconds) / math.sqrt(len(seconds))
 
@@ -121,7 +119,7 @@ class Margin:
     def fits(self, kind: str, left: float) -> bool:
         """Tell whether work of this kind may begin `left` seconds before the bubble ends.
 
-        Before three times of this kind are recorded, any work of this kind may begin.
+        Until three times of this kind are recorded, work of this kind may always begin.
         """
         seen = self._seen.get(kind, ())
         return left > 0 and (len(seen) < 3 or statistics.median_low(seen) * (1 + self._share) <= left)

@@ -55,9 +55,9 @@ class SuccessiveHalving:
     def promote(self, scores: Mapping[TrialT, float], *, complete: bool = True) -> tuple[TrialT, ...]:
         """Return the trials that continue to the next rung, best first.
 
-        `max(keep_at_least, n // reduction_factor)` of the `n` trials continue. There are fewer if not enough scores
-        are finite: a diverged trial is never promoted. If scores are equal, the trial with the lower number counts as
-        better, so that the order of `scores` does not matter.
+        `max(keep_at_least, n // reduction_factor)` of the `n` trials continue. There are fewer if not enough scores are
+        finite, because a diverged trial is never promoted. If scores are equal, the trial with the lower number counts
+        as better, so that the order of `scores` does not matter.
 
         Args:
             complete: True if `scores` has all trials of the rung. If False, only `n // reduction_factor` trials

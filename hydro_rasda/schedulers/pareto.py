@@ -1,8 +1,8 @@
 """Several objectives: one order of trials, the front of the best trials, and its hypervolume.
 
 Trials are sorted into fronts by dominance. Within a front, the order depends on a trial's distance from the others.
-That is NSGA-II (Deb et al. 2002) with its crowding distance, or MO-ASHA (Schmucker et al. 2021) with its epsilon-net.
-Trials that break a constraint come last, the least violation first (Deb et al. 2002, Sec. VI).
+This is the order of NSGA-II (Deb et al. 2002) with its crowding distance, or of MO-ASHA (Schmucker et al. 2021) with
+its epsilon-net. Trials that break a constraint come last, the least violation first (Deb et al. 2002, Sec. VI).
 """
 
 from __future__ import annotations

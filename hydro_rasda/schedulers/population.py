@@ -62,7 +62,7 @@ class PopulationBasedTraining(RuleToLast):
             skipped.
         last: The epoch at which the sweep ends.
         interval: Epochs between two decisions.
-        quantile: Share of the population that is replaced, at most a half. As many trials are copied.
+        quantile: Share of the population that is replaced, at most a half. The same share is copied.
         resample: Probability that a hyperparameter is drawn anew.
         factors: A hyperparameter that is not drawn anew is multiplied by one of these factors. If it has a list of
             values, it moves to a neighbor in the list instead.

@@ -8,8 +8,8 @@ averages also continues (`with_leader`), and wins if its averages are far ahead 
 choices, and the errors of forecasts, were fitted on recorded trainings and judged on others
 (`benchmarks/results/replay_notes.md`).
 
-Forecasts decide once, at the last look: a trial behind the leader continues only if its expected gain is worth the rest
-of its training. Otherwise forecasts only tell how sure a choice is.
+Forecasts decide only at the last look, the milestone before the end. There, a trial behind the leader continues only if
+its expected gain is worth the rest of its training. At other times, forecasts only tell how sure a choice is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ right.
 WORTH = 0.1
 """Gain that a full training must promise at the last look, relative to the usual change (see `Race.worthwhile`).
 
-It was chosen on half of the recorded tasks and judged on the others, and vice versa: 0.1 and 0.15 lose no task.
+It was chosen on half of the recorded tasks and judged on the others, and vice versa. With 0.1 or 0.15, no task gets
+clearly worse.
 """
 
 BEHIND = 0.15
@@ -84,7 +85,7 @@ class Race:
         """Return the trials that continue after a milestone, best first; none if all diverged.
 
         Args:
-            trained: Epochs that all finalists have trained at full size so far.
+            trained: Number of epochs that all finalists together have trained at full size so far.
 
         >>> Race(4, "min", 2, 3.0).promote(2, {0: 0.4, 1: 0.3, 2: 0.9, 3: math.nan}, trained=8)
         [1, 0]
@@ -177,7 +178,8 @@ class Race:
 class RaceRule(SweepRule):
     """Decide each milestone of the race once all trials have come to it, or have ended before.
 
-    If all trials that continued to a milestone have failed, the best of the trials that were stopped last train to it.
+    If all trials that continued to a milestone have failed, the best of the trials that were stopped last train to that
+    milestone.
 
     Attributes:
         race: Chooses the trials that continue. The mode of the state replaces its mode.
@@ -201,7 +203,7 @@ class RaceRule(SweepRule):
         if there and sweep.trials[there[0]].dropped:
             return {number: Continue(reached) for number in kept}
         later = [stop for stop in self.milestones if stop > reached]
-        if kept and not later:  # the trials came to their ends
+        if kept and not later:  # the trials have reached the last milestone
             return {}
         return {number: Continue(later[0]) for number in kept} | {n: Stop() for n in sorted(there) if n not in kept}
 

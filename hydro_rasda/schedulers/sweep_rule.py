@@ -14,7 +14,7 @@ from hydro_rasda.schedulers.sweep_state import Standing, SweepState
 
 @dataclass(frozen=True)
 class Continue:
-    """Let a trial train on.
+    """Let a trial continue its training.
 
     A dropped trial can continue, too. Because its checkpoint has been removed, it trains again from its first epoch. If
     a trial may be needed later, leave it waiting: a waiting trial keeps its checkpoint.

@@ -107,10 +107,11 @@ class SweepState:
             failed.
         averages: In the race, `averages[milestone][trial]` is the score of the trial's averaged weights. An entry is
             missing if the trial has no averages, or if `scores` already has the score of its averages.
-        ended: In the race, maps each trial that cannot train on, whatever the rule decides, to the way it ended.
+        ended: In the race, maps each trial that cannot train any further, whatever the rule decides, to the way it
+            ended.
         spent: Epochs that all trials have trained so far.
         at_chance: In the race, True if no trial is known to be better than a constant prediction.
-        left: Number of configurations that can be admitted now; 0 once there are no more.
+        left: Number of configurations that can be admitted now; 0 if none are left.
         idle: True if a device stays idle until the rule lets a trial continue; False if all devices have work.
     """
 

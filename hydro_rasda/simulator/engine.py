@@ -31,7 +31,7 @@ LOOKAHEAD = 16
 because all new trials get the same number of workers and start in order."""
 
 MAX_RESTARTS = 1000
-"""Most node failures that may hit one trial. After more, the simulation raises, because the search might never end."""
+"""Most node failures that may hit one trial. After more, the simulation raises RuntimeError: it might never end."""
 
 
 class Simulation:

@@ -74,9 +74,9 @@ class PastRun:
 def continued(scores: Floats) -> Floats:
     """Fill in the scores [N, T] of epochs that a trial did not train (NaN); inf stands for failure and becomes NaN.
 
-    A missing score changes from epoch to epoch by the average change of the trials that trained the epoch. If none did,
-    it stays the same. So trials that were stopped together keep their order. Before a trial's first score, that score
-    is used.
+    A missing score changes from epoch to epoch by the average change of the trials that trained the epoch. If no trial
+    trained it, the score stays the same. So trials that were stopped together keep their order. Before a trial's first
+    score, that score is used.
 
     >>> continued(np.array([[5.0, 3.0, 2.0], [6.0, np.nan, np.nan]])).tolist()
     [[5.0, 3.0, 2.0], [6.0, 4.0, 3.0]]

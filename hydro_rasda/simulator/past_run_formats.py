@@ -59,7 +59,7 @@ def of_rows(
 
     Raise ValueError if no score is finite.
 
-    `failed` names the trials that failed. `gaps` are the seconds that each resize took.
+    `failed` names the trials that failed. `gaps` has the seconds of each resize.
     """
     of: dict[str, dict[int, EpochRow]] = {}
     for row in rows:

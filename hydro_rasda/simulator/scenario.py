@@ -1,4 +1,4 @@
-"""The scenario of a forecast: trials, rules and cluster. Values that are None are taken from the past run."""
+"""The scenario of a forecast: trials, rules and cluster. Most values that are None are taken from the past run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _NOT_BELOW_ZERO = ("restart_seconds", "launch_seconds", "wait")
 
 @dataclass(frozen=True)
 class Scenario:
-    """A question to the simulator. Arguments that are None are taken from the past run.
+    """A cluster and a search to simulate. Arguments that are None are taken from the past run, unless stated otherwise.
 
     Attributes:
         rules: Names in `RULES`.

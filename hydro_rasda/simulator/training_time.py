@@ -123,7 +123,7 @@ class CostModel:
         return max(training, self.dataset_bytes / storage) + self.serial_seconds
 
     def passes(self, workers: int) -> float:
-        """Return the number of passes over the data that train as well as one pass of a single worker.
+        """Return the number of passes over the data that train as well as one pass with a single worker.
 
         With more workers, the batch is larger and needs more examples. McCandlish et al., "An empirical model of
         large-batch training" (2018), eq. 2.11: a batch as large as the noise scale needs twice as many examples as a

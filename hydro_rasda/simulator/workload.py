@@ -25,7 +25,7 @@ class Workload:
 
     Attributes:
         scores: [N, T], the score of trial i after epoch t + 1; NaN if it had diverged.
-        work: [N], time of an epoch of trial i, relative to an epoch of the cost model.
+        work: [N], time of the training steps of trial i, relative to the steps of the cost model.
         mode: "min" if a lower score is better, "max" if a higher one is.
 
     Raises:
