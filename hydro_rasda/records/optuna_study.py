@@ -114,7 +114,7 @@ def _trial(
 
 
 def _distribution(laws: Set[str], values: Sequence[Any]) -> BaseDistribution:
-    """Translate the domains of one key (`laws`) to Optuna's terms; branches of the space may have different ones."""
+    """Translate the domains of one key (`laws`) to Optuna's terms. Branches of the space may have different ones."""
     if len(laws) == 1:
         return distribution(min(laws), values)
     numeric = all(map(is_metric, values))
@@ -159,7 +159,7 @@ def _span(values: Sequence[Any]) -> BaseDistribution:
 
 
 def _categories(words: str, values: Sequence[Any]) -> BaseDistribution:
-    """Return the categories that the words of the domain name, and those among the values of trials."""
+    """Return a distribution over the categories that `words` lists and over the values of trials."""
     from optuna.distributions import CategoricalDistribution
 
     found = _CHOICE.fullmatch(words)

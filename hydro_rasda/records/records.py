@@ -37,10 +37,10 @@ class TrialRecord(Portable):
 
     Attributes:
         status: A "finished" trial trained at full size to the last milestone, to its own end (`patience`), or as far as
-            the time budget went. A "stopped" trial was dropped by halving. An "undecided" trial may train on, because
-            the run is not over. A trial that has "not begun" was not trained, because the time budget ended before or
-            the run is not over. The metric or training loss of a "diverged" trial became infinite or NaN. A "failed"
-            trial raised an error.
+            the time budget went. A "stopped" trial was dropped by halving. An "undecided" trial may train further,
+            because the run is not over. A trial that has "not begun" was not trained, because the time budget ended
+            before or the run is not over. The metric or training loss of a "diverged" trial became infinite or NaN. A
+            "failed" trial raised an error.
         sweep_metric: The metric after its last epoch on the surrogate; NaN if it has none.
         middle_metric: The metric after its last epoch in the middle heat (`full_trainings` below 3); else NaN.
         metric: The metric after `kept_epoch` at full size; NaN without such an epoch. With `keep="best"`, a trial has
@@ -59,7 +59,7 @@ class TrialRecord(Portable):
         error: Traceback of a failed trial.
         costs: Costs of the full-size model by which trials are compared, such as `macs` (see `metric` of `tune`).
         unread: Keys of the configuration that nothing reads, such as `momentum` with adamw; nested ones are written
-            `a.b`. Empty if a function of the user's may read any key.
+            `a.b`. Empty if a user's function may read any key.
         spread: Standard deviation of `metric` over the trial's models (folds or seeds). It is that of `sweep_metric` if
             the trial did not train at full size. None if the trial has one model.
     """
@@ -178,7 +178,7 @@ class RunRecord(Portable):
     _hidden: frozenset[Place] = field(default=frozenset(), kw_only=True)
     _unkept: Mapping[int, frozenset[Place]] = field(default_factory=dict, kw_only=True)
     _comparison: Comparison | None = field(default=None, kw_only=True)
-    _needed: Sequence[Path] = field(default=(), kw_only=True)  # checkpoints from which the run can go on
+    _needed: Sequence[Path] = field(default=(), kw_only=True)  # checkpoints from which the run can resume
 
     def shown(self) -> Self:
         """Return a copy of the record that others may see: the secrets in its configurations are masked."""
@@ -209,7 +209,7 @@ class RunRecord(Portable):
 
     @property
     def pareto(self) -> tuple[TrialRecord, ...]:
-        """The Pareto front of the full-size models by all metrics of `tune`: no other model is better in each metric.
+        """The Pareto front of the full-size models by all metrics of `tune`: the models that no other model dominates.
 
         A record's `metrics` has its values, and `best_model(trial=record.trial)` is its model. The best in the first
         metric comes first. Models that break a bound are included only if no model keeps all bounds.
@@ -274,7 +274,7 @@ class RunRecord(Portable):
         return smoothed(self.lineage(self.best_trial))
 
     def dataframe(self) -> pd.DataFrame:
-        """Return one row a trial: number, status, scores, epochs, other metrics, and columns `config/<name>`."""
+        """Return one row for each trial: number, status, scores, epochs, other metrics, and columns `config/<name>`."""
         import pandas as pd
 
         rows = [row(trial, self.others) for trial in self.trials]

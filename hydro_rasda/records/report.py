@@ -356,9 +356,7 @@ def dropped_lines(result: RunRecord) -> list[str]:
 
 
 def rungs(result: RunRecord) -> dict[HeatName, dict[int, int]]:
-    """Return `counts[heat][epoch]`, the number of trials that reached `epoch`, for each epoch at which a trial
-    stands.
-    """
+    """Return `counts[heat][epoch]`: the number of trials that reached each epoch at which some trial stands."""
     found = {}
     for heat in HEAT_NAMES:
         reached = [epochs for record in result.trials if (epochs := in_heat(record, heat)[1])]

@@ -49,7 +49,7 @@ def sum_up(
     Args:
         finalists: All trials that were trained at full size.
         path: The run's folder.
-        undecided: Trials that may train on; None if the run is over.
+        undecided: Trials that may train further; None if the run is over.
         hidden: Places of secrets in configurations.
     """
     over, max_t = undecided is None, history.settings.max_t

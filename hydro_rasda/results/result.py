@@ -58,8 +58,8 @@ class TuneResult(RunRecord):
             whose training ended worse may have a better metric at its own kept epoch. NaN if no full-size model has a
             metric yet.
         trials: A record for each configuration, in the order of sampling.
-        expected_gain: Expected improvement of `best_metric` by one more full-size training to the end, of a
-            configuration as good as the finalists. NaN if fewer than two trained at full size.
+        expected_gain: Upper bound of the expected improvement of `best_metric` by one more full-size training to the
+            end. NaN if fewer than two trials trained at full size.
         transfer: How far the surrogates' ranking can be trusted; None without `sweep.check_transfer`.
         agreement: Compares the ranking of the finalists at full size with that of their surrogates, after the first
             epoch at which the race stopped any of them. None with `sweep.surrogate=1`, or if none trained at full size.
@@ -189,7 +189,7 @@ class TuneResult(RunRecord):
 
         Raises:
             ValueError: if that trial was not trained at full size, its state holds more than tensors, or it has several
-                models whose mean counts. If `path` is a file.
+                models whose mean counts. Also if `path` is a file.
             FileNotFoundError: if its checkpoint is gone.
             RuntimeError: if the checkpoint is not the one that was written.
         """
@@ -222,7 +222,7 @@ class TuneResult(RunRecord):
 
         Raises:
             ValueError: if that trial was not trained at full size, or the run's folder is gone. Also if no plain loop
-                can repeat the training. This excludes trials that `tune(train=...)` trained, trials that went on from
+                can repeat the training. This excludes trials that `tune(train=...)` trained, trials that continued from
                 another trial's weights (PBT), and trials of several models whose mean counts. It excludes trainings
                 whose batch and learning rate grew as workers were added. It excludes objectives that update parameters
                 themselves, as those of `tune_trainer` and `tune_module` do. In a loaded run, it excludes optimizers and
@@ -354,8 +354,8 @@ def load(path: str | Path) -> TuneResult:
 
     Returns:
         The result that `tune` returned, without data and functions: `best_model(model_fn=...)` gives the trained model,
-        on the CPU. `TuneResult.finished` says whether the run came to its end. Before, `best_config` is the best so
-        far, and trials that may train on are "undecided".
+        on the CPU. `TuneResult.finished` says whether the run came to its end. Before its end, `best_config` is the
+        best so far, and trials that may train further are "undecided".
 
     Raises:
         ValueError: if the folder holds no run.

@@ -50,7 +50,7 @@ class Losses(NamedTuple):
 
 
 def overfits_beyond(full: Sequence[Losses], narrow: Sequence[Losses]) -> bool:
-    """Tell whether a full-size training overfits, and the training of its surrogate did not, or far less.
+    """Tell whether a full-size training overfits while the training of its surrogate did not, or did far less.
 
     Three things must hold at the end of the training. The gap between training and validation loss is at least `WIDE`
     times the total fall of the validation loss. Since its best epoch, the validation loss has risen by at least `LOST`
@@ -101,7 +101,7 @@ MOST = 2000
 """The most validation examples for an estimate of the error. With more, the estimate takes as long as an epoch."""
 
 PARTS = 50
-"""About this number of parts of the examples are measured. Their spread tells how far chance moves the mean."""
+"""The examples are measured in about this number of parts. Their spread tells how far chance moves the mean."""
 
 
 def undecided_line(result: TuneResult) -> list[str]:
