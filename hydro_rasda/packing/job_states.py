@@ -1,8 +1,8 @@
 """The states of jobs, their records, and the journal of all jobs.
 
 A change is written to the journal before it takes effect. For example, a job is "running" there before it is started,
-so that no job runs without a record. If the process of `pack` is killed, the next call settles its jobs: it records the
-end of a job that ended by itself, and lets any other job wait again.
+so that no job runs without a record. If the process of `pack` is killed, the next call settles its jobs. It records the
+end of each job that ended by itself, and lets any other job wait again.
 """
 
 from __future__ import annotations

@@ -95,8 +95,8 @@ def _trial(
     curve = {line["epoch"]: line[record.metric] for line in trial.history if line["heat"] == heat}
     more = ("status", "sweep_metric", "sweep_epochs", "epochs", "kept_epoch", "chance", "error")
     # Trials that cannot win are infeasible, so that Optuna's best trial is the winner. A surrogate cannot win, even if
-    # it has a better score than the winner. A full-size trial may have a better score, too, because scores are those of
-    # the kept epoch, but the winner is chosen by the scores in the end.
+    # it has a better score than the winner. A full-size trial may also have a better score, because scores are those of
+    # the kept epoch. But the scores in the end decide which trial wins.
     won = trial.epochs > 0 and trial.trial == record.best_trial
     sign = 1 if record.mode == "min" else -1
     beats = len(values) == 1 and sign * value <= sign * record.best_metric

@@ -104,9 +104,9 @@ class AsyncSuccessiveHalving:
         max_t: Training iterations after which a trial is done (R in the paper).
         grace_period: Training iterations before the first decision (r in the paper).
         reduction_factor: One in `reduction_factor` trials continues (eta in the paper, rf in RASDA's).
-        wait: The longest time that a trial waits at a milestone for its cohort, as a share of the time that it took to
-            reach the milestone (see `MilestoneBarrier`). 0 is the paper's algorithm; inf is synchronous halving. If
-            `wait` is not 0, `decide` decides on all trials that waited at the milestone.
+        wait: Longest wait of a trial for its cohort at a milestone, as a share of its time to the milestone (see
+            `MilestoneBarrier`). 0 is the paper's algorithm; inf is synchronous halving. If `wait` is not 0, `decide`
+            decides on all trials that waited at the milestone.
     """
 
     max_t: int

@@ -2,9 +2,9 @@
 
 Jamieson and Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization" (2016). Synchronous
 halving decides a rung when all of its trials are there, so that devices are idle until the last trial arrives. If a
-device is idle, a `Bracket` lets a trial continue early that is among the best `1 / reduction_factor` of the trials that
-reached the rung so far. This is ASHA's promotion (Li et al. 2020, Algorithm 2). On one device, the decisions are those
-of synchronous halving.
+device is idle, a `Bracket` lets a trial continue early. The trial must be among the best `1 / reduction_factor` of
+those that reached the rung so far. This is ASHA's promotion (Li et al. 2020, Algorithm 2). On one device, the decisions
+are those of synchronous halving.
 
 Hyperband is Algorithm 1 of Li et al., "Hyperband: A novel bandit-based approach to hyperparameter optimization" (2018).
 Successive halving drops most trials after their first epochs, including those that only start slowly. Hyperband gives

@@ -121,8 +121,8 @@ class _Milestone:
 class MilestoneBarrier:
     """Trials on their way to milestones, and trials that wait there.
 
-    A trial waits for its cohort: the trials on their way to the same milestone that, at the waiting trial's own speed,
-    would arrive before its wait ends. So no trial waits for one that began much later.
+    A trial waits for its cohort. These are the trials on their way to the same milestone that would arrive before the
+    wait ends, if they were as fast as the waiting trial. So no trial waits for one that began much later.
 
     Args:
         wait: The longest wait of a trial, relative to the time that it took to reach the milestone. With inf, waits
@@ -173,8 +173,8 @@ class MilestoneBarrier:
     def take(self, now: float) -> dict[int, Mapping[str, float]]:
         """Remove the trials that are due for a decision, and return their scores by milestone, in order of arrival.
 
-        All trials at a milestone are decided at the same time: when the first of their waits is over, or when the
-        cohort of that trial has arrived.
+        All trials at a milestone are decided at the same time. This is when the first of their waits is over, or when
+        the cohort of that trial has arrived.
         """
         taken: dict[int, Mapping[str, float]] = {}
         for milestone, there in self._milestones.items():

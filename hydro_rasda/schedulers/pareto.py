@@ -37,8 +37,8 @@ def fronts(points: Sequence[Point]) -> list[list[int]]:
     """Sort points into fronts, and return the indices of each front. Lower is better in each objective.
 
     No point of a front dominates another point of the same front. Each point of a later front is dominated by a point
-    of the front before. Equal points share a front. A point's front is found by binary search (ENS-BS: Zhang et al.
-    2015).
+    of the front before. Points that are equal share a front. A point's front is found by binary search (ENS-BS: Zhang
+    et al. 2015).
 
     >>> fronts([(1, 3), (2, 2), (3, 3), (3, 1), (4, 4)])
     [[0, 1, 3], [2], [4]]

@@ -211,8 +211,8 @@ class RaceRule(SweepRule):
         """Return the trials of the next decision, all of which stand at one milestone.
 
         They are the waiting trials that have not failed or ended by themselves. If there are none, and no trial has
-        ended by itself, they are stopped trials: those of the latest milestone at which a stopped trial has a finite
-        score.
+        ended by itself, they are the stopped trials of one milestone. It is the latest at which a stopped trial has a
+        finite score.
         """
         racing = [number for number in sweep.waiting if sweep.ended.get(number) in (None, "diverged")]
         if racing or "done" in sweep.ended.values():

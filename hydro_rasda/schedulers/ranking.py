@@ -20,8 +20,8 @@ TrialT = TypeVar("TrialT", int, str)
 def rank(scores: Sequence[float], mode: Mode) -> list[int]:
     """Return the indices of `scores`, best first.
 
-    Scores that are not finite come last in both modes, because they belong to diverged trials. Equal scores keep the
-    order of their indices, and so do scores that are not finite.
+    Scores that are not finite come last in both modes, because they belong to diverged trials. Scores that are equal or
+    not finite keep the order of their indices.
 
     >>> rank([0.3, float("nan"), 0.1, 0.3], "min")
     [2, 0, 3, 1]
@@ -93,7 +93,9 @@ def agreement(epoch: int, scores: Mapping[int, tuple[float, float]], mode: Mode)
 
 
 def _ranks(values: Sequence[float], mode: Mode) -> list[float]:
-    """Return ranks, 0 for the best. Equal values share their mean rank, and diverged trials share the worst rank."""
+    """Return ranks, 0 for the best. Values that are equal share their mean rank; diverged trials share the worst
+    rank.
+    """
     losses = [(value if mode == "min" else -value) if math.isfinite(value) else math.inf for value in values]
     return [(sum(v < own for v in losses) + sum(v <= own for v in losses) - 1) / 2 for own in losses]
 

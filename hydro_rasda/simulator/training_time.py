@@ -126,8 +126,7 @@ class CostModel:
         """Return the number of passes over the data that train as well as one pass with a single worker.
 
         With more workers, the batch is larger and needs more examples. McCandlish et al., "An empirical model of
-        large-batch training" (2018), eq. 2.11: a batch as large as the noise scale needs twice as many examples as a
-        tiny batch.
+        large-batch training" (2018), eq. 2.11: a batch of the noise scale needs twice the examples of a tiny batch.
 
         >>> CostModel(step_seconds=0.5, steps=100, noise_scale=4.0).passes(16)
         4.0
