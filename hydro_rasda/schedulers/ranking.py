@@ -93,9 +93,7 @@ def agreement(epoch: int, scores: Mapping[int, tuple[float, float]], mode: Mode)
 
 
 def _ranks(values: Sequence[float], mode: Mode) -> list[float]:
-    """Return ranks, 0 for the best. Values that are equal share their mean rank; diverged trials share the worst
-    rank.
-    """
+    """Return ranks, 0 for the best. Values that are equal share their mean rank; diverged trials share the worst."""
     losses = [(value if mode == "min" else -value) if math.isfinite(value) else math.inf for value in values]
     return [(sum(v < own for v in losses) + sum(v <= own for v in losses) - 1) / 2 for own in losses]
 
