@@ -1,8 +1,9 @@
-"""Trials in the bubbles of another pipeline: while a rank of this host waits for its neighbor, a guest trains.
+"""Train trials in the bubbles of another training, the host: while one of its ranks waits, a guest trains.
 
-The host is a pipeline in training. A guest is a separate process beside each of its ranks, and the kernel stops the
-guest whenever the rank does not wait. So guest and host cannot affect each other's random numbers, gradients, threads
-or collectives. The idea is that of Hydro's coordinator, which interleaves trials with the pre-training of large models.
+The host trains in pipeline parallelism. A bubble is a time in which one of its ranks waits for a neighbor. A guest is a
+separate process beside each rank. The kernel stops the guest whenever the rank does not wait. So guest and host cannot
+affect each other's random numbers, gradients, threads or collectives. The idea is that of Hydro's coordinator, which
+interleaves trials with the pre-training of large models.
 """
 
 from typing import TYPE_CHECKING

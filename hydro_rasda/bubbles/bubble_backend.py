@@ -37,20 +37,21 @@ from hydro_rasda.training.retry_policy import Deaths
 class BubbleBackend:
     """Trains in the bubbles of hosts; see `hydro_rasda.bubbles`.
 
-    To the sweep, all hosts together are one device with `groups` cores. The hosts that happen to be there change
-    neither which trials train together nor which go on. The result is that of the same sweep on this machine alone, to
-    the last digit, under two conditions. That sweep has as many threads (`torch.set_num_threads(groups)`), and its
-    fused groups have the same width (by `sweep.fusion`, or by widths that were measured on this machine lately).
+    To the sweep, all hosts together are one device with `groups` cores. The number of hosts changes neither which
+    trials train together nor which trials continue. The result is that of the same sweep on this machine alone, to the
+    last digit, under two conditions. First, that sweep calls `torch.set_num_threads(groups)`. Second, its fused groups
+    have the same width (by `sweep.fusion`, or by widths that were measured on this machine recently).
 
-    Hosts may come and go before, during and after `tune`. Without a host, `tune` waits, within its time budget. If a
-    host ends during a training, the training resumes from its last checkpoint in another bubble.
+    Hosts may come and go before, during and after `tune`. While there is no host, `tune` waits within its time budget.
+    If a host ends during a training, the training resumes from its last checkpoint in another bubble.
 
-    A loop of the user's own (`train`) trains here, too, unless a host's guests run with `preempt=False`, as on GPUs.
+    The user's own training loop (`train`) works here, too, unless guests run with `preempt=False`, as on GPUs.
 
     Args:
         source: A folder that the tuner and the hosts both see. They must all see the run's folder, too.
         groups: The number of groups, or full-size models, that train at the same time, for example one for each rank.
-        checkpoint_s: Seconds of wall time after which a guest ends its epoch and writes a checkpoint, which takes time.
+        checkpoint_s: Seconds of wall time after which a guest writes a checkpoint, at the end of the current epoch.
+            Each checkpoint takes time.
         loader_workers: As for `LocalBackend`.
         graph: As for `LocalBackend`.
 
@@ -96,7 +97,7 @@ ARRIVAL_S = 60.0
 
 @dataclass(frozen=True, eq=False)
 class _GuestTask:
-    """The work of one guest: a task, from the present state of the work to its end."""
+    """A task for one guest: a part of `work`, or all of it, from its present state to its end."""
 
     work: GroupWork | TargetWork
     task: Task
@@ -111,7 +112,7 @@ class _UnderWay:
     began: float
 
     def finished(self) -> Finished | None:
-        """Return the task with its outcome, for trials that began; None if the time was over before any trial began."""
+        """Return the task with its outcome, for the trials that began; None if the time was over before any began."""
         task, outcome = self.task, joined(work.outcome for work in self.works)
         begun = [number for number in task.members if number in outcome.history]
         if not begun:
@@ -127,7 +128,7 @@ class _UnderWay:
 
 @dataclass(eq=False)
 class _Visitor:
-    """A connected guest, and its piece of work; None if the guest is idle."""
+    """A connected guest; `piece` is None while the guest is idle."""
 
     name: str
     piece: _GuestTask | None = None
@@ -156,9 +157,10 @@ class BubbleDevices:
         self._door = Rendezvous(source, self._listen)
 
     def idle(self, task: Task | None = None) -> Sequence[int]:
-        """Return the one device if a task can start: a full-size model while cores are free, else one task at a time.
+        """Return the number of the only device if a task can start; otherwise an empty list.
 
-        Also return nothing if the time is over and no guest is there.
+        Full-size models can start while cores are free. Any other task starts only if nothing is in training. No task
+        can start if the time is over and no guest is there.
         """
         beside = task is not None and task.is_full_size and all(of.task.is_full_size for of in self._under_way)
         full = len(self._under_way) >= (self._groups if beside else 1)
@@ -173,7 +175,7 @@ class BubbleDevices:
         return not self._visitors and had_time and self._run.out_of_time(heat)
 
     def speed(self, device: int, kind: str) -> None:
-        """Return None: there is no other device to compare with."""
+        """Return None, because there is no other device to compare with."""
 
     def machine(self, device: int) -> str:
         return self._device.machine
@@ -184,7 +186,7 @@ class BubbleDevices:
     def plan(
         self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None
     ) -> Mapping[str, Widths]:
-        """Measure widths on the tuner's machine: a guest is stopped and continued, so its speed cannot be measured."""
+        """Measure widths on the tuner's machine, because the speed of guests, which are stopped, cannot be measured."""
         return self._device.plan(kinds, self._run.seconds_left("sweep"), width)
 
     def start(self, device: int, task: Task) -> None:
@@ -193,7 +195,7 @@ class BubbleDevices:
             works: list[GroupWork | TargetWork] = [TargetWork(self._run, task, max(1, self._groups // task.beside))]
         else:
             parts = task.parts()
-            threads = max(1, self._groups // len(parts))  # as on this machine: see `DeviceTrainer.train`
+            threads = max(1, self._groups // len(parts))  # as in `DeviceTrainer.train`
             works = [GroupWork(self._run, part, threads) for part in parts]
         self._under_way.append(_UnderWay(task, works, time.monotonic()))
         for work in works:
@@ -209,7 +211,7 @@ class BubbleDevices:
         return [finished for of in done if (finished := of.finished()) is not None]
 
     def close(self) -> None:
-        """Disconnect all guests, which ends them: nobody waits for their training any more."""
+        """Disconnect all guests. This ends them, because nobody waits for their training any more."""
         self._door.close()
         self._forget()
         self._closed = True
@@ -259,9 +261,9 @@ class BubbleDevices:
             connection.send_bytes(cloudpickle.dumps(words))
 
     def _listen(self, connection: Connection) -> None:
-        """Queue the messages of one guest, in a thread of its own: a guest may be stopped amid a message."""
+        """Queue the messages of one guest, in a thread of its own, because a guest may be stopped during a message."""
         self._met.add(connection)
-        if self._closed:  # it came as the sweep ended
+        if self._closed:  # the guest came while the sweep ended
             hang_up(connection)
         try:
             self._heard.put((connection, "came", json.loads(connection.recv_bytes())))
@@ -298,7 +300,7 @@ class BubbleDevices:
             self._put(work, work.took(task, content, not self._run.out_of_time(task.heat)))
 
     def _learn_of_death(self, name: str, status: int) -> None:
-        """Learn from a host how its guest `name` ended: the piece that the guest was training may have killed it.
+        """Learn from a host how its guest `name` ended, because the piece that the guest trained may have killed it.
 
         If a host is killed with its guest, no such message comes, and the death counts against no trial.
         """

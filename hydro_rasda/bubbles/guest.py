@@ -20,14 +20,15 @@ from hydro_rasda.bubbles.rendezvous import connect
 from hydro_rasda.processes.die_with_parent import depend_on
 
 LOOK_S = 0.2
-"""Seconds between two looks of an idle guest for work, and for a request to leave."""
+"""Seconds between two checks of an idle guest: for work, and for a request to leave."""
 
 
 def begin(handle: int, host: int, source: str, device: str, preempt: bool, name: str, before: tuple[str, int]) -> None:
-    """Be a guest until the host asks it to leave, or until its sweep is over.
+    """Train as a guest until the host asks it to leave, or until the sweep is over.
 
-    With `preempt`, the host stops this process at the end of a bubble. `before` has the name and the exit status of the
-    host's last guest.
+    `handle` is that of the `SharedPage`, `host` is the pid of the host, and `source` is the folder of the sweep. With
+    `preempt`, the host stops this process at the end of a bubble. Otherwise, this process waits by itself. `before` has
+    the name and the exit status of the host's last guest.
     """
     depend_on(host)
     page = SharedPage.open(handle)
@@ -58,7 +59,7 @@ def _more(connection: Connection, page: SharedPage) -> bool:
 
 
 def _end_with(connection: Connection) -> None:
-    """End this process as soon as the sweep hangs up: nobody waits for its training any more."""
+    """End this process as soon as the sweep hangs up, because nobody waits for its training any more."""
     hung_up = select.poll()
     hung_up.register(connection.fileno(), select.POLLRDHUP)
     hung_up.poll()

@@ -17,11 +17,11 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _GUEST = "from hydro_rasda.bubbles.guest import begin; begin({}, {}, {!r}, {!r}, {!r}, {!r}, {!r})"
 
 HOSTS_OWN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_")
-"""Beginnings of environment variables for the host's process groups, which a guest must not join."""
+"""Prefixes of the environment variables for the host's process groups, which a guest must not join."""
 
 
 class SharedPage(ctypes.Structure):
-    """Messages of a host and its guest without a system call: a page of memory that both have."""
+    """A page of memory that a host and its guest share, for messages without a system call."""
 
     _fields_ = (*((name, ctypes.c_int64) for name in ("tied", "working", "leaving")), ("until", ctypes.c_double))
     handle: int
@@ -36,7 +36,7 @@ class SharedPage(ctypes.Structure):
 
     @classmethod
     def open(cls, handle: int | None = None) -> SharedPage:
-        """Make a page, or open that of another process by its handle."""
+        """Open the page of another process by its handle; with None, make a new page."""
         made = os.memfd_create("bubbles") if handle is None else handle
         if handle is None:
             os.ftruncate(made, mmap.PAGESIZE)
@@ -50,8 +50,8 @@ class GuestProcess:
 
     With `preempt`, the kernel stops the guest within microseconds, so that its work cannot outlast a bubble. The guest
     also has the lowest scheduling class, so that the host's threads run at once. Work on a GPU cannot be stopped.
-    Before each quantum, a guest on a GPU reads on the page when the bubble is expected to end. The guest tells the
-    tuner how the guest `before` ended, because the task of that guest may have been the cause.
+    Before each quantum (see `Quanta`), a guest on a GPU reads the expected end of the bubble from the page. The guest
+    tells the tuner how the guest `before` ended, because the task of that guest may have been the cause.
     """
 
     def __init__(self, source: Path, device: str, preempt: bool, before: tuple[str, int] = ("", 0)) -> None:
@@ -89,7 +89,7 @@ class GuestProcess:
         self.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        # The pid is not reused before the process is waited for, which `over` and `end` do.
+        # The kernel does not reuse the pid until `over` or `end` has waited for the process.
         if self._popen.returncode is None:
             os.kill(self._popen.pid, number)
 

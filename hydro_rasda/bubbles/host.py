@@ -36,27 +36,27 @@ def bubbles(
     patience_s: float = 10.0,
     preempt: bool | None = None,
 ) -> Iterator[Guest]:
-    """Let a guest train in the bubbles of a pipeline: inside the context, whenever a step waits for a neighbor.
+    """Within the context, let a guest train in the bubbles of a pipeline: whenever a step waits for a neighbor.
 
     Every rank of a host wraps its training loop in this context; nothing else of the host changes. The guest is a
     separate process, so that the host's results are the same to the last bit. The guest trains groups of the sweep that
-    `tune(backend=BubbleBackend(source))` runs at the same time, on any machine; without a sweep, it waits for one.
-    A bubble stays empty if the waits of the last steps predict that it is too short. One step in
+    `tune(backend=BubbleBackend(source))` runs at the same time, on any machine; without a sweep, it waits for one. A
+    bubble has no guest if the waits of the last steps predict that it is too short. One step in
     `schedulers.bubble_policy.CONTROL` has no guest, for comparison. If guests cost the host more than 1 % of a step,
     only longer bubbles are used.
 
     On leaving the context, the guest ends its current epoch and hands over its training. If the host is killed, the
-    guest ends with it. Its training since the last checkpoint is then repeated in another bubble.
+    guest ends with it. Then its training since the last checkpoint is repeated in another bubble.
 
     Args:
-        schedule: Any schedule of `torch.distributed.pipelining`, the host's.
+        schedule: The schedule of the host: any schedule of `torch.distributed.pipelining`.
         source: A folder that the host and the tuner both see.
         leave_free: Bytes of memory that must stay free for the host. If less is free, the guest ends at once, and comes
             back when twice as much is free. None for a tenth of the memory that is free now.
-        patience_s: Seconds that leaving may take.
-        preempt: True if the kernel stops and continues the guest. Otherwise, the guest begins a quantum only if it fits
-            the bubble; a quantum is the forward pass of a step, or the rest of the step. None for True on a CPU, and
-            False on a GPU, where work that has begun cannot be stopped. That has not been run on GPUs yet.
+        patience_s: Most seconds that leaving the context may take.
+        preempt: If True, the kernel stops and continues the guest. If False, the guest begins a quantum only if it fits
+            the bubble. A quantum is the forward pass of a step, or the rest of the step. None means True on a CPU and
+            False on a GPU, where work that has begun cannot be stopped. This has not been run on GPUs yet.
 
     Yields:
         The state of the guest; see `Guest`.
@@ -64,8 +64,8 @@ def bubbles(
     Raises:
         ValueError: if an argument is invalid.
         RuntimeError: on other systems than Linux.
-        Unsafe: if others own `source` or can write to it: a file in it names the sweep whose pickles the guests load.
-            Set HYDRO_RASDA_TRUST_SHARED_FOLDERS=1 if you trust these users with your account.
+        Unsafe: if others own `source` or can write to it, because a file in it names the sweep whose pickles the guests
+            load. Set HYDRO_RASDA_TRUST_SHARED_FOLDERS=1 if you trust these users with your account.
     """
     if sys.platform != "linux":
         raise RuntimeError("bubbles need Linux, whose kernel stops guests and ends them with their host")
@@ -130,7 +130,7 @@ class Guest:
 
     @property
     def cost(self) -> float:
-        """The share by which the guest lengthens the host's steps, as measured lately; NaN before that is known."""
+        """The share by which the guest lengthens the host's steps, as measured recently; NaN before it is known."""
         return self._guard.cost
 
     def start(self) -> None:
@@ -162,15 +162,15 @@ class Guest:
                 self._end()
                 self._enough = 2 * self._leave_free
             elif (status := process.over) is not None:
-                # No failure of the host's: with status 0, the sweep is over; a working guest died of its task, and the
-                # tuner counts that.
+                # Two kinds of end do not count as failures. With status 0, the sweep is over. If the guest was working,
+                # its task may have killed it, and the tuner counts that.
                 self._failures = 0 if status == 0 or process.page.working else self._failures + 1
                 self._end()
 
     def _start_again(self) -> None:
         try:
             self.start()
-        except OSError as error:  # no more processes, memory or files now
+        except OSError as error:  # processes, memory or open files have run out
             self._failures += 1
             told = f"no guest could be started in the host's bubbles, which goes on without: {error}"
             warnings.warn(told, stacklevel=4)
@@ -208,7 +208,7 @@ class Guest:
 
 
 _WAIT = "_wait_batch_p2p"
-"""All schedules call this function of their module to wait for receives, and for sends that cannot wait longer."""
+"""All schedules call this function of their module to wait for receives, and for sends that must have ended."""
 
 
 @contextmanager
@@ -221,7 +221,7 @@ def watched(schedule: Any, guest: Guest) -> Iterator[None]:
         raise RuntimeError(
             f"torch {torch.__version__} has no {_WAIT} in {torch_schedules.__name__}: it waits elsewhere"
         )
-    inside, position = None, 0  # the thread of the current step; the number of its waits so far
+    inside, position = None, 0  # the thread of the current step, and the number of the step's waits so far
 
     def wait(works: Sequence[Any]) -> None:
         nonlocal position

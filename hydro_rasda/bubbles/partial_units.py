@@ -1,7 +1,7 @@
-"""A unit of work that guests train in pieces: the outcome so far, and the pieces that are left.
+"""Units of work that guests train in pieces. Each has its outcome so far, and knows the pieces that are left.
 
 A guest ends its piece early if its host leaves, and after `checkpoint_s`. The piece is then saved as a checkpoint of
-the run. The next piece resumes from there, in this process of `tune` or, if it is killed, in the next one.
+the run, from which the next piece resumes. If this process of `tune` is killed, the next call resumes from it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from hydro_rasda.training.loop import diverged
 from hydro_rasda.training.retry_policy import Deaths
 
 _SO_FAR = "so_far"
-"""The key, in the checkpoint of a full-size model, of the epochs that the unit has trained so far."""
+"""In the checkpoint of a full-size model, this key has the history of the epochs that the unit has trained so far."""
 
 
 def _loss(metrics: Mapping[str, float], metric: str) -> float:
-    """Return the training loss of an epoch. The user's training function may report none: then it is the metric."""
+    """Return the training loss of an epoch. If the user's training function reports none, return the metric."""
     return metrics.get("train_loss", metrics[metric])
 
 
 class GroupWork:
-    """The training of a fused group from one milestone to the next; `outcome` has what is done so far.
+    """The training of a fused group from one milestone to the next; `outcome` is the outcome so far.
 
     The outcome's history lacks trials that never began. `saved` names the checkpoints that can be deleted once the
     outcome is recorded.
@@ -56,7 +56,7 @@ class GroupWork:
         return self.took(self.task, Outcome(so_far["parts"], history, so_far["failures"]), go_on=True)
 
     def took(self, task: Task, found: Outcome, go_on: bool) -> Sequence[Task]:
-        """Add what a guest trained of a piece; return the tasks that are left of it, none if it may not `go_on`."""
+        """Add the outcome of a guest's piece, and return tasks for the rest of it; none if `go_on` is False."""
         self._left -= 1
         whole = self.outcome
         for number, epochs in found.history.items():
@@ -71,7 +71,7 @@ class GroupWork:
         return self._put([self._rest(task, key, part["members"]) for part in left])
 
     def _goes_on(self, members: Iterable[int]) -> bool:
-        """Return whether a group is to train further: it has epochs left, and not all members have diverged."""
+        """Return whether a group must train further, because it has epochs left and not all members have diverged."""
         last = [self.outcome.history[number][-1] for number in members]
         losses = [_loss(metrics, self._run.settings.metric) for _, metrics in last]
         return last[0][0] < self.task.span.stop and not diverged({"train_loss": losses})
@@ -91,7 +91,7 @@ class GroupWork:
         return replace(task, sources=(source,), span=span, copies={}).of(group.of(members))
 
     def _key(self, members: Sequence[int]) -> str:
-        """Return the name of the checkpoint of a piece; halves of a piece have other names than the whole."""
+        """Return the name of the checkpoint of a piece. Halves of a piece have other names than the whole."""
         return f"{group_key(self.task.heat, self.task.span, members)}/so-far-of-{len(members)}"
 
     def died(self, task: Task, how: str, deaths: Deaths) -> Sequence[Task]:
@@ -105,7 +105,7 @@ class GroupWork:
         return []
 
     def give_up(self, task: Task) -> None:
-        """End a piece without further training: the epochs of earlier pieces count."""
+        """End a piece without further training. The epochs of earlier pieces still count."""
         self._left -= 1
         if task.span.start > self.task.span.start:
             run = self._run

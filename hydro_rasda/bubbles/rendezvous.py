@@ -1,4 +1,4 @@
-"""How a sweep and its guests find each other: by a file in a folder that both see. Needs no torch.
+"""A sweep and its guests find each other by a file in a folder that both see. Needs no torch.
 
 ::
 
@@ -35,7 +35,7 @@ class Silent(OSError):
 
 
 class Rendezvous:
-    """Accept a sweep's guests, each in a thread of its own.
+    """Accept a sweep's guests. `come_in` is called with each guest's connection, in a thread of its own.
 
     Raises ValueError if another sweep uses the folder, and `Silent` if a program listens at its address but does not
     answer.
@@ -99,7 +99,8 @@ def _answers(source: Path) -> bool:
 def connect(source: Path) -> Connection:
     """Connect to the sweep of a folder.
 
-    Raises OSError without a sweep, `Silent` if it does not answer, and ValueError or KeyError if the file is damaged.
+    Raises OSError if there is no sweep, `Silent` if it does not answer, and ValueError or KeyError if its file is
+    damaged.
     """
     where = read_json(source / MEETING)
     host = "127.0.0.1" if where["host"] == socket.gethostname() else where["host"]

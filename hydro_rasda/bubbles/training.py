@@ -1,4 +1,4 @@
-"""The training of a guest: as in any process of a device, but within bubbles."""
+"""The training of a guest. It equals that of any process of a device, but happens within bubbles."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _LOOK_S = 2e-4
 
 
 class Quanta:
-    """Splits a training step into two quanta: the forward pass, and all until the next one (backward, update).
+    """Splits a training step into two quanta: the forward pass, and the work until the next one (backward, update).
 
-    A step in micro-batches has two quanta for each micro-batch.
+    A quantum begins only in a bubble that is long enough, because it is not stopped. A step in micro-batches has two
+    quanta for each micro-batch.
     """
 
     def __init__(self, page: SharedPage, where: torch.device) -> None:
@@ -60,7 +61,7 @@ class GuestTrainer(Trainer):
     """Trains one group or one full-size model at a time, in the guest's own process."""
 
     def train_piece(self, task: Task, given: Given, threads: int) -> Outcome:
-        """Train on `threads` threads, the number that other backends use: the last digits depend on it."""
+        """Train on `threads` threads, the number that other backends use, because the last digits depend on it."""
         torch.set_num_threads(threads)
         (finished,) = self.train([task], given)
         return finished.outcome
@@ -70,7 +71,8 @@ def train(connection: Connection, page: SharedPage, device: str, preempt: bool, 
     """Train what a sweep sends, until it is over.
 
     Args:
-        preempt: True if the host stops this process after a bubble; otherwise it waits by itself, between quanta.
+        preempt: True if the host stops this process after a bubble. If False, this process waits by itself between
+            quanta.
         more: Waits for the tuner's next message; returns False if the guest is to leave.
     """
     where = torch.device(device)
@@ -94,6 +96,6 @@ def _opened(
                 "`train` cannot train in bubbles with `preempt=False`, as on GPUs: the library cannot see where its "
                 "steps begin, so they would outlast a bubble. Use another backend"
             )
-        # A recorded graph would not call the objective, and so no quantum.
+        # A recorded graph would not call the objective, so that no quantum would begin.
         given = replace(given, objective=Quanta(page, where).objective(given.objective)).with_settings(graph=False)
     return GuestTrainer(given, where, 1, notify, lambda: page.leaving)

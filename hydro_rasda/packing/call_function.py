@@ -1,4 +1,4 @@
-"""The program of a job that is a function: calls the function and writes its value to a file.
+"""The program that runs a job given as a function: it calls the function and writes its value to a file.
 
 python call_function.py FUNCTION VALUE
 """
@@ -14,7 +14,7 @@ import pickle
 from typing import Any
 
 MOST = 2**20
-"""The most bytes of a value: the run's journal holds the values of all jobs."""
+"""The most bytes of a value. There is a limit because the run's journal holds the values of all jobs."""
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value for JSON: dict keys that JSON does not take become their texts, and sequences become lists."""
+    """Return a value for JSON. Dict keys that JSON does not allow become strings, and sequences become lists."""
     if isinstance(value, dict):
         taken = (str, int, float, type(None))
         return {key if isinstance(key, taken) else str(key): plain(item) for key, item in value.items()}
@@ -38,7 +38,7 @@ def plain(value: Any) -> Any:
 
 
 def of_array(value: Any) -> Any:
-    """Convert arrays and numbers of NumPy and torch to those of Python; return the `repr` of anything else."""
+    """Convert arrays and numbers of NumPy and torch to lists and numbers of Python; return `repr` of anything else."""
     try:
         found = value.tolist()
     except Exception:  # it has no `tolist`, or is a tensor without data

@@ -15,7 +15,7 @@ from hydro_rasda.common.argument_checks import check_function, check_is, check_n
 from hydro_rasda.packing import nvml
 
 _KEPT = 0.9
-"""Share of free memory that jobs may have: estimates err, and other programs need memory, too."""
+"""Share of free memory for jobs. It is below 1 because estimates err and other programs need memory, too."""
 
 _NODES = Path("/dev")
 """The folder of the device files of GPUs; in a container without GPUs, it has no such files."""
@@ -23,12 +23,12 @@ _NODES = Path("/dev")
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU, or the cores of this machine, for jobs that run beside each other.
+    """A GPU, or the cores of this machine, which several jobs can share.
 
     Attributes:
         memory: Bytes for all jobs on the device together.
-        compute: The sum of shares that fit on the device: 1 for a GPU, the number of cores for a CPU. Above 1 for a GPU
-            that was measured to be faster than the others.
+        compute: The sum of shares that fit on the device: 1 for a GPU, or the number of cores for a CPU. It is above 1
+            for a GPU that was measured to be faster than the others.
         environment: Environment variables for the jobs of the device.
         gpu: UUID of the GPU, by which memory and utilization are measured; "" for a CPU.
     """
@@ -47,8 +47,8 @@ class Device:
 def gpus() -> list[Device]:
     """List the GPUs of this machine that CUDA_VISIBLE_DEVICES allows, with 90 % of their memory; needs `nvidia-ml-py`.
 
-    Each part of a GPU in MIG mode is a device. CUDA_VISIBLE_DEVICES is read as CUDA reads it. ValueError if it names no
-    GPU of this machine, or if it numbers GPUs of several models without CUDA_DEVICE_ORDER=PCI_BUS_ID.
+    Each part of a GPU in MIG mode is a device. CUDA_VISIBLE_DEVICES is read as CUDA reads it. Raise ValueError if it
+    names no GPU of this machine, or if it numbers GPUs of several models without CUDA_DEVICE_ORDER=PCI_BUS_ID.
     """
     return [
         Device(f"gpu-{i}", _KEPT * memory, environment={nvml.VISIBLE: uuid}, gpu=uuid)
@@ -67,7 +67,7 @@ def cpu(cores: float | None = None, memory: float | None = None) -> Device:
     cores = len(os.sched_getaffinity(0)) if cores is None else cores
     if memory is None:
         memory = _KEPT * min([psutil.virtual_memory().available, *left_in_cgroups()])
-    # By default, OpenMP starts a thread for each core: one job would then leave no core to others.
+    # By default, OpenMP starts a thread for each core, so that one job would leave no core to others.
     threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
     return Device("cpu", memory, cores, {**threads, nvml.VISIBLE: ""})
 
@@ -92,7 +92,7 @@ def check_listed(devices: Sequence[Device]) -> None:
 
 
 def lister(devices: Devices | None) -> Callable[[], Sequence[Device]]:
-    """Return a function that lists the devices; None stands for those of this machine."""
+    """Return a function that lists the devices. With None, it lists the devices of this machine."""
     rule = "None, a list of one `Device` or more, or a function without arguments that returns a list of them"
     if devices is None:
         return partial(list, local_devices())

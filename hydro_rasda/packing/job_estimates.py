@@ -1,7 +1,7 @@
 """Estimates of jobs, corrected by measurements of jobs of the same kind, and kept for the next call of `pack`.
 
-A correction is the ratio of the measured to the given value. So estimates that differ within a kind, by batch size, for
-example, keep their proportions. Jobs of a kind without given values are assumed to be alike.
+A correction is the ratio of the measured to the given value. So estimates that differ within a kind, for example
+because of batch sizes, keep their proportions. Jobs of a kind without given values are assumed to be alike.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FIELDS = ("memory", "share", "seconds")
 
 
 class _Ratios:
-    """Ratios of measured to given values, one a job; `highest` is the largest so far, None without a ratio."""
+    """Ratios of measured to given values, one for each job; `highest` is the largest so far, None without a ratio."""
 
     def __init__(self) -> None:
         self.highest: float | None = None
@@ -39,7 +39,7 @@ class _Ratios:
 
 
 class Estimates:
-    """Estimates of jobs, corrected while jobs run. Corrections `before` this call hold until a kind is measured."""
+    """Estimates of jobs, corrected while jobs run. `before` has corrections of earlier calls, for unmeasured kinds."""
 
     def __init__(self, before: Mapping[str, float] | None = None) -> None:
         self._measured: defaultdict[tuple[str, str, bool], _Ratios] = defaultdict(_Ratios)
@@ -51,7 +51,7 @@ class Estimates:
         remember(key, {"estimates": self.learnt()})
 
     def learnt(self) -> dict[str, float]:
-        """Return by kind and field the ratio of measured to given values, or the measured value if none was given."""
+        """Map kinds and fields to corrections: measured over given values, or measured values if none were given."""
         own = {_key(*key): _of(ratios, key[1]) for key, ratios in self._measured.items()}
         return {**self._before, **{key: ratio for key, ratio in own.items() if ratio is not None}}
 
@@ -96,7 +96,7 @@ def _key(kind: str, name: str, alone: bool) -> str:
 
 
 def cache_key(devices: Sequence[Device]) -> str:
-    """Return the key under which the estimates of jobs are kept that start from this folder, on GPUs or on CPUs."""
+    """Return the cache key for the estimates of jobs that start from this folder, on GPUs or on CPUs."""
     where = "GPUs" if any(device.gpu for device in devices) else "CPUs"
     return f"packed on {where} from {Path.cwd()}"
 

@@ -22,15 +22,15 @@ _HERE = Path(__file__).parent
 _CHILD, _CALL = _HERE / "run_job.py", _HERE / "call_function.py"
 
 SETTLED_S = 20.0
-"""Seconds after which the needs of a running job are learnt: by then, data are loaded and training steps are alike."""
+"""Seconds after which the needs of a running job are recorded. By then, its data are loaded and its steps are alike."""
 
 
 class Process:
     """A started job with all its processes; `shared` has the environment variables by which it shares a device.
 
-    `memory` is the peak of bytes so far, `now` has the bytes at the last look, and `expected` those that were estimated
-    when the job began. `untold` is True if the GPU's driver does not tell the memory of this job. `over` is a file
-    descriptor that becomes readable once no process of the job is left.
+    `memory` is the peak of bytes so far, and `now` is the bytes at the last look. `expected` is the estimate of bytes
+    from the start of the job. `untold` is True if the GPU's driver does not report the memory of this job. `over` is a
+    file descriptor that becomes readable once no process of the job is left.
     """
 
     def __init__(self, task: Task, device: Device, grid: Grid, expected: float, shared: Mapping[str, str]) -> None:
@@ -72,14 +72,14 @@ class Process:
         self.memory = max(self.memory, memory)
 
     def so_far(self) -> Estimate:
-        """Return the needs measured so far. Before `SETTLED_S`, that is only a memory beyond the expected one."""
+        """Return the needs measured so far; before `SETTLED_S`, only the memory, and only if it exceeds `expected`."""
         seconds = monotonic() - self._began
         if seconds >= SETTLED_S:
             return self._measured(self._alone(seconds), self._cpu)
         return Estimate(memory=self.memory if self.memory > self.expected else None)
 
     def in_all(self, end: JobEnd) -> Estimate:
-        """Return its measured needs, from the numbers that its child wrote in the end.
+        """Return the needs of the job, which has ended, from the numbers that `run_job.py` wrote at its end.
 
         On CPUs, the memory is at least that of the job's largest process, even if the job ended before the first look.
         """
@@ -100,7 +100,7 @@ class Process:
         return Estimate(self.memory or None, max(share, _LEAST) if share is not None else None)
 
     def stop(self) -> None:
-        """Tell the job to end, if it was not told before; `run_job.py` kills all of its processes."""
+        """Tell the job to end, unless it was told before; `run_job.py` kills all of its processes."""
         if not self.stopped:
             self.stopped = True
             self._child.terminate()
@@ -116,7 +116,7 @@ _LEAST = 0.01
 """The least share of a device that a job is assumed to keep busy."""
 
 _MOST_WAITED = 0.9
-"""The largest share of waiting for a core that is subtracted: beyond it, the speed on a free core is unknown."""
+"""Time that a job waits for a core is subtracted, up to this share. Beyond it, the job's own speed is unknown."""
 
 
 def start_child(
@@ -163,18 +163,18 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def _seconds_in_queues(pid: int) -> float:
-    """Return for how long a process was ready to run, but waited for a core; 0 if the kernel does not tell."""
+    """Return the seconds in which a process was ready to run but waited for a core; 0 if the kernel does not tell."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError):  # it is over, or the kernel does not count
+    except (OSError, IndexError):  # the process has ended, or the kernel does not count
         return 0.0
 
 
 class Resident:
-    """Measures the bytes that processes hold together: a page that forked processes share counts once.
+    """Measures the bytes that processes hold together. A page that forked processes share counts once.
 
-    The kernel walks all pages to tell shared ones, so this takes at most a twentieth of the time. In between, the sum
-    of the processes' memory is scaled by the last measured ratio.
+    Finding shared pages is slow, because the kernel walks all pages. So it is done for at most a twentieth of the time.
+    In between, the sum of the processes' memory is scaled by the last measured ratio.
     """
 
     def __init__(self) -> None:
@@ -195,7 +195,7 @@ def _part_of_shared(process: psutil.Process) -> float:
     """Return the bytes of a process, each page divided by the number of processes that have it."""
     try:
         told = re.search(r"^Pss: *(\d+) kB", Path(f"/proc/{process.pid}/smaps_rollup").read_text(), re.MULTILINE)
-    except OSError:  # it is over, or the kernel does not tell
+    except OSError:  # the process has ended, or the kernel does not tell
         told = None
     return 1024.0 * int(told[1]) if told else _resident(process)
 

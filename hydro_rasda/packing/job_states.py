@@ -1,8 +1,8 @@
 """The states of jobs, their records, and the journal of all jobs.
 
-A change is written to the journal before it takes effect: a job is "running" there before it is started, so that no job
-runs without a record. If the process of `pack` is killed, the next call settles its jobs: a job that ended by itself
-has ended, and any other job waits again.
+A change is written to the journal before it takes effect. For example, a job is "running" there before it is started,
+so that no job runs without a record. If the process of `pack` is killed, the next call settles its jobs. It records the
+end of each job that ended by itself, and lets any other job wait again.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class JobRecord:
         exit: Exit status, negative for a signal; None if the job has not ended by itself.
         error: Why the job failed, in words; "" if it did not fail.
         seconds: Run time of the job; 0 before it has ended.
-        memory: Peak of bytes over all processes of the job, on a GPU those of GPU memory; 0 if it was not measured.
-        share: The average share of its device that the job kept busy; on CPUs, of one core.
-        value: The value that a function returned, as read from JSON.
+        memory: Peak bytes of all processes of the job together, in GPU memory if it ran on a GPU; 0 if not measured.
+        share: The average share of its device that the job kept busy, on CPUs relative to one core; 0 if not measured.
+        value: The value that a function returned, as read from JSON; None for a command.
     """
 
     name: str
@@ -94,7 +94,7 @@ _INSIDE = 2
 
 
 class Grid:
-    """All jobs of a run: `tasks` must have those of earlier calls first. With `retry_failed`, failed jobs wait again.
+    """All jobs of a run. `tasks` must include the jobs of earlier calls. With `retry_failed`, failed jobs wait again.
 
     Raises ValueError if a job differs from the run's job of the same name, or if the function of a waiting job cannot
     be pickled. Raises Unsafe if others own the run's folder or can write to it, or if a link in it leads elsewhere.
@@ -119,7 +119,7 @@ class Grid:
         for folder in ("ends", "logs", "calls"):
             refuse_links(store.path / folder)
             (store.path / folder).mkdir(0o700 if folder == "calls" else 0o777, exist_ok=True)
-        # Pickled functions lie there: whoever can write to the folder could run code as this user.
+        # The folder has pickled functions. Anyone who can write to it could run code as this user.
         refuse_open_to_others(store.path)
         refuse_open_to_others(store.path / "calls")
         if retry_failed:
@@ -128,7 +128,7 @@ class Grid:
                     self.change(record.name, state="pending", error="", exit=None)
 
     def change(self, name: str, **fields: Any) -> JobRecord:
-        """Change the record of a job, in the journal first: the change survives the death of this process."""
+        """Change the record of a job, first in the journal, so that the change survives the death of this process."""
         record = replace(self.records[name], **fields)
         unit = self._store.record(_key(name), Unit(asdict(record), seconds=record.seconds), again=True)
         self.records[name] = JobRecord(**unit.value)

@@ -1,7 +1,7 @@
 """NVIDIA's Multi-Process Service (MPS), by which processes compute on one GPU at the same time instead of in turns.
 
-One call starts a daemon for each GPU that it shares, and ends it. The daemon runs under `run_job.py`, as jobs do: if
-this process dies in any way, the daemon and its servers are ended.
+`Daemons` starts a daemon for each shared GPU, and ends it. A daemon runs under `run_job.py`, as jobs do. So if this
+process dies in any way, the daemon and its servers end, too.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Daemon:
 
     def __init__(self, gpu: str) -> None:
         _remove_leftovers()
-        # The run's folder may be deep, and paths of sockets have to be short.
+        # Use a temporary folder, because paths of sockets must be short and the run's folder may be deep.
         self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         self.environment = {
             "CUDA_MPS_PIPE_DIRECTORY": str(self._folder / "pipe"),
@@ -97,9 +97,10 @@ class Daemon:
 
 
 class Daemons:
-    """A daemon for each shared GPU, started when the GPU's environment is first asked for.
+    """A daemon for each shared GPU. It is started at the first call of `environment` for the GPU.
 
-    The warning that a daemon did not start says that `who` take turns on GPUs.
+    If a daemon does not start, a warning says that `who` (for example "jobs") take turns on GPUs. With `wanted=False`,
+    no daemon is started, and they take turns without a warning.
     """
 
     def __init__(self, who: str, wanted: bool = True) -> None:
@@ -107,7 +108,7 @@ class Daemons:
         self._of: dict[str, Daemon] = {}
 
     def environment(self, gpu: str) -> Mapping[str, str]:
-        """Return the environment to share a GPU, by its UUID; empty if processes have to take turns on it.
+        """Return the environment variables for sharing the GPU of this UUID; empty if processes take turns on it.
 
         A daemon that has ended or does not answer is replaced.
         """

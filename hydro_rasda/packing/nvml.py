@@ -1,4 +1,4 @@
-"""Measurements of GPUs and their processes by NVIDIA's driver. Without `nvidia-ml-py`, there are no GPUs."""
+"""Measurements of GPUs and their processes by NVIDIA's driver. Without `nvidia-ml-py`, no GPU is found."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def hidden() -> bool:
 def gpus() -> list[Gpu]:
     """List the GPUs that CUDA_VISIBLE_DEVICES allows, as CUDA reads it, without GPUs that fell off the bus.
 
-    ValueError if the variable names only GPUs that do not exist, or has numbers whose order is unknown.
+    Raise ValueError if the variable names only GPUs that do not exist, or has numbers whose order is unknown.
     """
     library = _library()
     if library is None or hidden():
@@ -150,7 +150,8 @@ def used_memory(uuid: str) -> float:
 def memory_of(uuid: str, pids: Collection[int]) -> float | None:
     """Return the bytes of a GPU's memory that the processes `pids` hold; None if the driver does not tell.
 
-    The driver knows processes by the pids of the host. In a container, pids differ, so that it does not tell either.
+    The driver knows processes by the pids of the host. In a container, pids differ, so that the answer is None there,
+    too.
     """
     library = _library()
     if library is None:
@@ -173,10 +174,10 @@ def _has_the_hosts_pids() -> bool:
 
 
 def share_of(uuid: str, pids: Collection[int], jobs: int = 1) -> float | None:
-    """Return the share of a GPU that the processes of a job kept busy lately; None if the driver does not tell.
+    """Return the share of a GPU that the processes of a job kept busy recently; None if the driver does not tell.
 
-    The driver may tell only the share of the whole GPU, as under MPS, or for pids of the host, as in a container. Then
-    each of the `jobs` on the GPU is assumed to have an equal part.
+    Under MPS, the driver may tell only the share of the whole GPU. In a container, it may know only pids of the host.
+    In both cases, each of the `jobs` on the GPU is assumed to have an equal part.
     """
     library = _library()
     if library is None:

@@ -36,29 +36,30 @@ def pack(
     retry_failed: bool = False,
     verbose: bool = True,
 ) -> PackResult:
-    """Run jobs to their end, several on a device where memory and compute allow.
+    """Run jobs to their end, several on one device if memory and compute allow.
 
-    The first job whose memory or share is unknown gets a device to itself, until its needs are measured: after some
-    seconds, or at its end. Jobs of its kind are then expected to need the same, and jobs of other kinds more than the
-    largest job so far. Measurements correct the estimates, and are kept for later calls from the same folder (below
-    HYDRO_RASDA_CACHE, or the user's cache folder). The call can be repeated after any interruption: jobs that ended are
-    not run again, and jobs that were cut off start again.
+    The first job whose memory or share is unknown gets a device to itself until its needs are measured, after some
+    seconds or at its end. Then jobs of its kind are expected to need the same. Jobs of unmeasured kinds are expected to
+    need more memory than the largest job so far. Measurements correct the estimates, and are kept for later calls from
+    the same folder (below HYDRO_RASDA_CACHE, or the user's cache folder). The call can be repeated after any
+    interruption: jobs that ended are not run again, and jobs that were cut off start again.
 
     Args:
-        jobs: Commands (lists of arguments), functions without arguments, or a `Task` with an estimate of either.
+        jobs: Commands (lists of arguments), functions without arguments, or `Task`s, which add an estimate to one of
+            these.
         devices: The devices to run on; by default the GPUs of this machine, else its cores. GPUs need
-            `hydro-rasda[gpu]`. A function is called again and again: jobs of a device that it no longer lists are
-            stopped and wait again, and a new device gets jobs.
+            `hydro-rasda[gpu]`. A function is called again and again. Jobs of a device that it no longer lists are
+            stopped and wait again. A new device gets jobs.
         policy: Decides which jobs share a device. By default, a job starts where half of its share is free, or a fifth
             of a GPU (`hydro_rasda.schedulers.worst_fit_overcommitted`).
         mps: True if jobs on a GPU compute at the same time through NVIDIA's Multi-Process Service, each with its
             measured share of threads, rather than in turns. "auto" uses the service if `nvidia-cuda-mps-control` is
-            installed and you have not started it yourself (CUDA_MPS_PIPE_DIRECTORY is not set). A fault of one job then
-            ends all jobs on its GPU; these run once more, alone.
+            installed and you have not started it yourself (CUDA_MPS_PIPE_DIRECTORY is not set). With the service, a
+            fault of one job ends all jobs on its GPU, which then run once more, each alone.
         storage_path: Folder for runs.
-        name: Name of the run, whose folder is `storage_path/name`: journal, output of jobs, and how they ended.
-        retry_failed: True if jobs that failed in an earlier call are tried again.
-        verbose: True to show a table on a terminal, or a line a minute elsewhere.
+        name: Name of the run. Its folder `storage_path/name` has the journal, the output of jobs, and how they ended.
+        retry_failed: True to run jobs again that failed in an earlier call; False to leave them failed.
+        verbose: True to show a table on a terminal, or a line a minute elsewhere; False to print nothing.
 
     Returns:
         The record of each job. A job that fails does not keep the others from running. A job that is killed or runs out

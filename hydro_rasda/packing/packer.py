@@ -25,7 +25,8 @@ OUT_OF_MEMORY = (
     *("an't allocate memory", "annot allocate memory", "ailed to allocate memory", "ALLOC_FAILED", "ALLOCATION_FAILED"),
     *("cudaErrorMemoryAllocation", "Unable to find a valid cuDNN algorithm", "was unable to find an engine to execute"),
 )
-"""Output of programs that ran out of memory: the texts of `fusion.evaluate.backoff` (which imports torch), and more."""
+"""Output of programs without enough memory. Some texts come from `fusion.evaluate.backoff`, which needs torch.
+"""
 
 _BY_A_NEIGHBOUR = ("MPS client", "MPS server")
 """Words in CUDA's errors if a fault of one process ended all processes that shared its GPU through MPS."""
@@ -85,7 +86,7 @@ class Packer:
         return True
 
     def _look(self) -> None:
-        """Measure running jobs. If those of a device exceed its memory, stop the one that exceeds its estimate most."""
+        """Measure running jobs. If a device's jobs exceed its memory, stop the one that exceeds its estimate most."""
         for process in self.running.values():
             process.look(len(self._on(process.device)) - 1)
         for device in self.devices.values():
@@ -100,7 +101,7 @@ class Packer:
                 most.stop()
 
     def _share_out(self, device: Device) -> None:
-        """If the driver does not tell the memory of each job, divide that of all in proportion to their estimates."""
+        """Divide the memory of jobs for which the driver does not report it, in proportion to their estimates."""
         there = self._on(device)
         untold = [process for process in there if process.untold]
         if not untold:
@@ -115,7 +116,7 @@ class Packer:
         return [process for process in self.running.values() if process.device.name == device.name]
 
     def _start(self) -> None:
-        """Start jobs that fit: first those of unknown needs, to measure them, and last those that must run alone."""
+        """Start jobs that fit: first jobs with unknown needs, to measure them, and last jobs that must run alone."""
         unknown: list[Job] = []
         known: list[Job] = []
         alone: list[Job] = []
@@ -132,7 +133,7 @@ class Packer:
                     self._begin(name, self.devices[device])
 
     def _expected(self, name: str) -> Job | None:
-        """Return the expected needs of a job, its compute at most that of the largest device; None if unknown."""
+        """Return the expected needs of a job, with compute of at most the largest device; None if they are unknown."""
         job = self._estimates.of(self._grid.tasks[name])
         most = max((device.compute for device in self.devices.values()), default=0.0)
         return None if job is None else job._replace(compute=min(job.compute, most))
@@ -141,7 +142,7 @@ class Packer:
         return record.alone or job.memory > max((device.memory for device in self.devices.values()), default=0.0)
 
     def _room(self, device: Device) -> Room:
-        """Return the room left on a device: none if one of its jobs has unknown needs or must run alone."""
+        """Return the free room of a device. There is none if one of its jobs has unknown needs or must run alone."""
         there = []
         for process in self._on(device):
             job, record = self._expected(process.task.name), self._grid.records[process.task.name]
@@ -159,7 +160,7 @@ class Packer:
         expected = job.memory if job is not None else device.memory
         if device.gpu and not self._on(device):
             self._before[device.name] = nvml.used_memory(device.gpu)
-        # A job that runs alone, or to be measured, may use the whole device.
+        # A job may use the whole device if it runs alone or if its needs are being measured.
         shared = self._shared(device, job.compute / device.compute if job is not None and not record.alone else 1.0)
         self.running[name] = Process(self._grid.tasks[name], device, self._grid, expected, shared)
 
@@ -179,7 +180,7 @@ class Packer:
         self._settle(name, end, process.stopped or gone, process)
 
     def _settle(self, name: str, end: JobEnd | None, stopped: bool, process: Process | None = None) -> None:
-        """Say where a job stands whose processes are all over; `end` is None where it did not end by itself.
+        """Record the new state of a job whose processes have all ended; `end` is None if it did not end by itself.
 
         `stopped` is True if the job may have been ended from outside. `process` is None if an earlier process of `pack`
         started the job.
@@ -189,7 +190,7 @@ class Packer:
         if end is not None and end["exit"] == 0:
             measured = process.in_all(end) if process is not None else Estimate()
             self._estimates.learn(self._grid.tasks[name], measured)
-            # The memory in `end` is that of the machine, which tells nothing of a GPU's.
+            # `end` has the memory on the machine, which says nothing about the memory on a GPU.
             on_cores = any(device.name == record.device and not device.gpu for device in self._listed())
             changed = {
                 "state": "complete",

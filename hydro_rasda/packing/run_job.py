@@ -2,7 +2,7 @@
 
     python -I -S run_job.py PARENT LOCK END COMMAND ...
 
-LOCK is locked as long as any process of the job exists. END is written as a whole once the job has ended by itself,
+LOCK is locked as long as any process of the job exists. END is written atomically once the job has ended by itself,
 even if nobody waits for it any more. If PARENT dies, or on SIGTERM, all processes of the job are killed and END is not
 written.
 """
@@ -22,7 +22,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class Stopped(BaseException):
-    """Raised on SIGTERM: the job is to end."""
+    """Raised on SIGTERM, after which the job must end."""
 
 
 def main() -> None:

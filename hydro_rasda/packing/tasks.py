@@ -23,11 +23,12 @@ Runnable = Sequence[str] | Callable[[], Any]
 
 @dataclass(frozen=True)
 class Estimate:
-    """Expected needs of a job; None for those that are unknown.
+    """Expected needs of a job; None for a need that is unknown.
 
     Attributes:
         memory: Peak of bytes over all processes of the job.
-        share: The share of a device that the job keeps busy: 0.4 if it alone keeps a GPU, or one CPU core, 40 % busy.
+        share: The share of a device that the job keeps busy: 0.4 if the job alone keeps a GPU, or one CPU core, 40 %
+            busy.
         seconds: Run time of the job alone on a device.
     """
 
@@ -87,17 +88,17 @@ class Task:
 
 
 LONGEST_NAME = 200
-"""The most bytes of a job's name: the names of its files are longer, and Linux allows 255 bytes."""
+"""The most bytes of a job's name. The names of its files add a suffix, and Linux allows 255 bytes."""
 
 LONGEST_WORD = 128 * 1024
-"""The most bytes of one argument of a program that Linux takes, with the final NUL (MAX_ARG_STRLEN)."""
+"""Linux's limit for one argument of a program, in bytes, with the final NUL (MAX_ARG_STRLEN)."""
 
 ROOM = 64 * 1024
-"""Bytes of the limit for arguments that are kept free for `run_job.py` and for the environment of a device."""
+"""Bytes of Linux's limit for all arguments that stay free for `run_job.py` and for the environment of a device."""
 
 
 def _check_words(words: Sequence[str]) -> None:
-    """Raise ValueError for a command that cannot be started: an argument is no text, or too long."""
+    """Raise ValueError for a command that cannot be started because an argument is no text or too long."""
     require(words[0] != "", "run", words, "a program and its arguments, not one without a name")
     size = 0
     for i, word in enumerate(words):
@@ -105,7 +106,7 @@ def _check_words(words: Sequence[str]) -> None:
         length = len(word.encode()) + 1
         rule = f"shorter than {LONGEST_WORD} bytes, as the kernel allows for one argument: write it to a file"
         require(length <= LONGEST_WORD, f"run[{i}]", word, rule)
-        size += length + 8  # and its address
+        size += length + 8  # 8 bytes for its address
     # The kernel takes no more than 6 MiB, however large the stack may grow.
     most = (
         min(os.sysconf("SC_ARG_MAX"), 6 * 2**20)
@@ -150,7 +151,7 @@ def _kind(task: Task) -> str:
 
 
 def _text(value: object, levels: int = 9) -> str:
-    """Return an argument as text that is the same in every process; the name of its type if it is no plain value."""
+    """Return an argument as text that is the same in every process; for no plain value, return the name of its type."""
     if value is None or isinstance(value, (str, bytes, Number, PurePath)):
         return repr(value)
     if levels and isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Runs beside each other: the settings, results and costs in which they differ, and which is better."""
+"""Compare runs: the settings, results and costs in which they differ, and which run is better."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Asked = Mapping[str, Any]
 """A run's `run.json`; empty if its folder is gone."""
 
 ValuesByRun = dict[str, list[Any]]
-"""A value for each run, by name."""
+"""Maps a name to a list with one value for each run."""
 
 
 _OF_CODE = ("code", "digests")
 
 
 def compared(records: Sequence[RunRecord], asked: Sequence[Asked]) -> dict[str, ValuesByRun]:
-    """Compare runs in four tables: their results, and differences of best configuration, settings, code and data."""
+    """Compare runs in four tables: results, and differences in best configuration, in settings, in code and data."""
     return {
         "found": _differing([*map(_found, records)], all_of=True),
         "best configuration": _differing([flat(record.best_config) for record in records]),
@@ -53,7 +53,7 @@ def _found(record: RunRecord) -> dict[str, Any]:
 def _differing(each: Sequence[Mapping[str, Any]], all_of: bool = False) -> ValuesByRun:
     """Map each name whose value differs between runs to its value in each run; with `all_of`, map every name.
 
-    An empty mapping of `each` is a run of which nothing is known: it makes no difference.
+    An empty mapping in `each` stands for a run of which nothing is known. It makes no difference.
     """
     plain = [jsonable(values) for values in each]
     known = [values for values in plain if values]

@@ -66,7 +66,7 @@ def make_study(record: RunRecord) -> Study:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence Optuna's log while the library makes a study: the user did not ask for one."""
+    """Silence Optuna's log while the library makes a study, because the user did not ask for one."""
     logger = logging.getLogger("optuna")
     level = logger.level
     logger.setLevel(logging.WARNING)
@@ -94,8 +94,9 @@ def _trial(
     scored = all(map(math.isfinite, values))
     curve = {line["epoch"]: line[record.metric] for line in trial.history if line["heat"] == heat}
     more = ("status", "sweep_metric", "sweep_epochs", "epochs", "kept_epoch", "chance", "error")
-    # A trial of the surrogate alone may score better there than the best model at full size, but it cannot win. Nor can
-    # one at full size: ends decide, and scores are those of the weights that are kept.
+    # Trials that cannot win are infeasible, so that Optuna's best trial is the winner. A surrogate cannot win, even if
+    # it has a better score than the winner. A full-size trial may also have a better score, because scores are those of
+    # the kept epoch. But the scores in the end decide which trial wins.
     won = trial.epochs > 0 and trial.trial == record.best_trial
     sign = 1 if record.mode == "min" else -1
     beats = len(values) == 1 and sign * value <= sign * record.best_metric
@@ -113,7 +114,7 @@ def _trial(
 
 
 def _distribution(laws: Set[str], values: Sequence[Any]) -> BaseDistribution:
-    """Translate the domains of one key (`laws`) to Optuna's terms; branches of the space may have different ones."""
+    """Translate the domains of one key (`laws`) to Optuna's terms. Branches of the space may have different ones."""
     if len(laws) == 1:
         return distribution(min(laws), values)
     numeric = all(map(is_metric, values))
@@ -121,12 +122,12 @@ def _distribution(laws: Set[str], values: Sequence[Any]) -> BaseDistribution:
 
 
 def distribution(words: str, values: Sequence[Any]) -> BaseDistribution:
-    """Translate a domain of the space, as `space.describe` writes it ("float loguniform(0.0001, 1)"), to Optuna's
-    terms.
+    """Translate a domain of the space, in the words of `space.describe`, to Optuna's terms.
 
-    `values` are those of the trials. PBT may leave the domain's range, so the range is widened to hold all values. A
-    domain without bounds becomes the range of the values. The values are the only known categories if the domain's
-    categories are objects, or if a value of a numeric domain is no number.
+    An example of `words` is "float loguniform(0.0001, 1)". `values` are the values of the trials. PBT may leave the
+    domain's range, so the range is widened to hold all values. A domain without bounds becomes the range of the values.
+    If the domain's categories are objects, or if a value of a numeric domain is no number, the values are the only
+    known categories.
     """
     from optuna.distributions import FloatDistribution, IntDistribution
 
@@ -142,7 +143,7 @@ def distribution(words: str, values: Sequence[Any]) -> BaseDistribution:
     outside = any(not low <= value <= high or (step and not _multiple(value - low, step)) for value in values)
     if outside:
         return make(min(low, *values), max(high, *values), log=log and min(values) > 0)
-    # Optuna has no steps in a logarithm.
+    # Optuna does not allow `step` together with `log=True`.
     return make(low, high, log=log, **({"step": step} if step is not None and not log else {}))
 
 
@@ -158,13 +159,13 @@ def _span(values: Sequence[Any]) -> BaseDistribution:
 
 
 def _categories(words: str, values: Sequence[Any]) -> BaseDistribution:
-    """Return the categories that the words of the domain name, and those among the values of trials."""
+    """Return a distribution over the categories that `words` lists and over the values of trials."""
     from optuna.distributions import CategoricalDistribution
 
     found = _CHOICE.fullmatch(words)
     try:
         named = ast.literal_eval(found["categories"]) if found else []
-    except (SyntaxError, ValueError):  # functions and classes among them
+    except (SyntaxError, ValueError):  # there are functions or classes among them
         named = []
     return CategoricalDistribution(tuple(dict.fromkeys([*map(_category, named), *values])))
 

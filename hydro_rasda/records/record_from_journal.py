@@ -1,4 +1,4 @@
-"""Reading the record of a finished, interrupted or running run from its folder alone, without torch or Ray."""
+"""Read the record of a finished, interrupted or running run from its folder alone, without torch or Ray."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Follower:
             for key in journal.new:
                 take_in(self._history, key, journal.units[key], self._folder)
         history = self._history
-        # run.json leaves it out: another one may go on.
+        # run.json leaves out `stop_at`, because a call with another value may resume the run.
         history.settings = replace(history.settings, stop_at=score_that_ended(history.last_of_race))
         undecided = _undecided(history) if run_end(history) == "open" else None
         finalists, hidden = tried_targets(history, history.at_full_size or ()), described_secrets(asked["space"])
@@ -86,7 +86,7 @@ class Unreadable(str):
 
 
 def or_why(make: Callable[[], T]) -> T | Unreadable:
-    """Return the value of `make`, or why it cannot be read: one unreadable folder must not hide the other runs."""
+    """Return the value of `make`, or why it cannot be read, so that one unreadable folder does not hide other runs."""
     try:
         return make()
     except Exception as error:

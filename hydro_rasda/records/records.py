@@ -37,9 +37,10 @@ class TrialRecord(Portable):
 
     Attributes:
         status: A "finished" trial trained at full size to the last milestone, to its own end (`patience`), or as far as
-            the time budget went. A "stopped" one was halved away. An "undecided" one may train on, as the run is not
-            over. A trial that has "not begun" was not trained: the time budget ended before, or the run is not over.
-            The metric or training loss of a "diverged" one was no longer finite. A "failed" one raised.
+            the time budget went. A "stopped" trial was dropped by halving. An "undecided" trial may train further,
+            because the run is not over. A trial that has "not begun" was not trained, because the time budget ended
+            before or the run is not over. The metric or training loss of a "diverged" trial became infinite or NaN. A
+            "failed" trial raised an error.
         sweep_metric: The metric after its last epoch on the surrogate; NaN if it has none.
         middle_metric: The metric after its last epoch in the middle heat (`full_trainings` below 3); else NaN.
         metric: The metric after `kept_epoch` at full size; NaN without such an epoch. With `keep="best"`, a trial has
@@ -50,7 +51,7 @@ class TrialRecord(Portable):
             not train at full size.
         kept_epoch: The epoch whose weights, averaged or not (`ema`), `best_model` gives: the last, or with
             `keep="best"` the best one.
-        history: One dict an epoch: heat, epoch, and the metrics "train_*" and "val_*" (None where not finite). With
+        history: One dict for each epoch: heat, epoch, and the metrics "train_*" and "val_*" (None if not finite). With
             folds or `sweep.repeats`, they are means over the trial's models. The standard deviation of the metric over
             these models has a key of its own, such as "val_loss_std".
         live: The epochs at full size since the trial's last checkpoint, in the form of `history`, while the run goes
@@ -58,9 +59,9 @@ class TrialRecord(Portable):
         error: Traceback of a failed trial.
         costs: Costs of the full-size model by which trials are compared, such as `macs` (see `metric` of `tune`).
         unread: Keys of the configuration that nothing reads, such as `momentum` with adamw; nested ones are written
-            `a.b`. Empty if a function of the user's may read any key.
-        spread: Standard deviation of `metric` over the trial's models, where it trained several (folds or seeds); of
-            `sweep_metric`, if it did not train at full size. None if it trained one.
+            `a.b`. Empty if a user's function may read any key.
+        spread: Standard deviation of `metric` over the trial's models (folds or seeds). It is that of `sweep_metric` if
+            the trial did not train at full size. None if the trial has one model.
     """
 
     trial: int
@@ -88,7 +89,7 @@ class TrialRecord(Portable):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics after `kept_epoch`, and `costs`. Without full-size epochs, the last on the surrogate."""
+        """`costs`, and the metrics after `kept_epoch`. Without full-size epochs, the last metrics on the surrogate."""
         epoch = self.kept_epoch if self.epochs else self.sweep_epochs
         lines = [line for line in self.history if line["epoch"] == epoch]
         full = [line for line in lines if line["heat"] == "race"] if self.epochs else []
@@ -103,7 +104,7 @@ class TrialRecord(Portable):
         return {name: value for name, value in flat(self.config).items() if name.replace("/", ".") not in unread}
 
     def __eq__(self, other: object) -> bool:
-        # NaN does not equal NaN: compared field by field, a record that has one would not equal its own copy.
+        # NaN does not equal NaN. If fields were compared as they are, a record with a NaN would not equal its own copy.
         return isinstance(other, TrialRecord) and _comparable(self) == _comparable(other)
 
 
@@ -135,7 +136,7 @@ class Cost:
 
     @property
     def spared_seconds(self) -> float:
-        """Estimate of the time saved: that of the same sweep at full size, trial by trial, less the sweep's own time.
+        """Estimate of the saved time: that of the same sweep at full size, one trial at a time, minus the sweep's time.
 
         Each epoch of the sweep counts as the median wall time of this run's full-size epochs. NaN without such epochs.
         """
@@ -153,7 +154,7 @@ class Cost:
 
 @dataclass(frozen=True, repr=False)
 class RunRecord(Portable):
-    """The part of a `TuneResult` that needs neither model nor data; the docstring of `TuneResult` has its values."""
+    """The part of a `TuneResult` that needs neither model nor data. `TuneResult` explains its attributes."""
 
     best_config: dict[str, Any]
     best_metric: float
@@ -177,7 +178,7 @@ class RunRecord(Portable):
     _hidden: frozenset[Place] = field(default=frozenset(), kw_only=True)
     _unkept: Mapping[int, frozenset[Place]] = field(default_factory=dict, kw_only=True)
     _comparison: Comparison | None = field(default=None, kw_only=True)
-    _needed: Sequence[Path] = field(default=(), kw_only=True)  # checkpoints from which the run can go on
+    _needed: Sequence[Path] = field(default=(), kw_only=True)  # checkpoints from which the run can resume
 
     def shown(self) -> Self:
         """Return a copy of the record that others may see: the secrets in its configurations are masked."""
@@ -208,17 +209,17 @@ class RunRecord(Portable):
 
     @property
     def pareto(self) -> tuple[TrialRecord, ...]:
-        """The Pareto front of the full-size models by all metrics of `tune`: no other model is better in each metric.
+        """The Pareto front of the full-size models by all metrics of `tune`: the models that no other model dominates.
 
         A record's `metrics` has its values, and `best_model(trial=record.trial)` is its model. The best in the first
-        metric comes first. A model that breaks a bound is there only if none keeps all of them.
+        metric comes first. Models that break a bound are included only if no model keeps all bounds.
         """
         able = {trial.trial: trial for trial in self.trials if trial.epochs and math.isfinite(trial.metric)}
         front = self.comparison.front({number: trial.metrics for number, trial in able.items()})
         return tuple(able[number] for number in front)
 
     def hypervolume(self, reference: Mapping[str, float]) -> float:
-        """Return the hypervolume between the Pareto front and a reference point: a better front has a larger one.
+        """Return the hypervolume between the Pareto front and a reference point; a better front has a larger one.
 
         Args:
             reference: For each metric that `tune` was given, a value that is worse than the front's.
@@ -259,8 +260,8 @@ class RunRecord(Portable):
     def best_schedule(self) -> dict[str, list[tuple[float, Any]]]:
         """The changes of hyperparameters in the best trial's lineage, in the sweep.
 
-        Each key that changed has a list of pairs: a value, and before it the share of the sweep's epochs from which it
-        held. Empty if the sweep copied no trial of the lineage. Finalists train at full size by `smoothed_schedule`.
+        Each key that changed has a list of pairs `(share, value)`. The value held from this share of the sweep's epochs
+        on. Empty if the sweep copied no trial of the lineage. Finalists train at full size by `smoothed_schedule`.
         """
         return schedule_of(self.lineage(self.best_trial))
 
@@ -273,7 +274,7 @@ class RunRecord(Portable):
         return smoothed(self.lineage(self.best_trial))
 
     def dataframe(self) -> pd.DataFrame:
-        """Return one row a trial: number, status, scores, epochs, other metrics, and columns `config/<name>`."""
+        """Return one row for each trial: number, status, scores, epochs, other metrics, and columns `config/<name>`."""
         import pandas as pd
 
         rows = [row(trial, self.others) for trial in self.trials]
@@ -302,7 +303,7 @@ DIFFER = "trials {} and {} differ by "
 """Beginning of a run's message about the sampling error of its two best trials."""
 
 METRICS = ("train_", "val_")
-"""Beginnings of the names of metrics in a history."""
+"""Prefixes of the names of metrics in a history."""
 
 COLUMNS = ("trial", "status", "sweep_metric", "sweep_epochs", "metric", "epochs", "chance", "kept_epoch")
 MIDDLE_COLUMNS = ("middle_metric", "middle_epochs")

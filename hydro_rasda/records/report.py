@@ -1,4 +1,4 @@
-"""A result for people: a table of the best trials and a line on the cost, on a console and in a notebook."""
+"""Show a result to people: a table of the best trials and a line on the cost, on a console and in a notebook."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SHOWN = 8
 
 
 def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
-    """Draw a table of the best trials (`shown`; None for all), those at full size first, and the cost of the run."""
+    """Draw a table of the `shown` best trials (None for all), full-size trials first, and the cost of the run."""
     records = best_first(result)[:shown]
     title = f"{len(records)} of {counted(len(result.trials), 'trial')}, by {result.metric} ({result.mode})"
     table = Table(title=Text(title, style="table.title"), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
@@ -82,7 +82,7 @@ def _cells(tag: str, cells: Sequence[str]) -> str:
 
 
 def varied(result: RunRecord) -> list[str]:
-    """Return the hyperparameters that differ between trials: only these can explain why one trial beat another."""
+    """Return the hyperparameters that differ between trials. Only these can explain why one trial beat another."""
     used = [record.used for record in result.trials]
     names = dict.fromkeys(name for values in used for name in values)
     return [n for n in names if len({repr(values.get(n)) for values in used}) > 1]
@@ -136,7 +136,8 @@ def both_units(result: RunRecord, seconds: float) -> str:
 def kept_weights(result: RunRecord) -> str:
     """Say which of the winner's weights its metric measures: their epoch, and whether they are averages.
 
-    Averages are mentioned only if the run's folder tells. The text is empty if no full-size model has a metric.
+    Averages are mentioned only if the run's folder tells whether there are any. The text is empty if no full-size model
+    has a metric.
     """
     winner = winner_of(result)
     if winner is None or not math.isfinite(result.best_metric):
@@ -146,7 +147,7 @@ def kept_weights(result: RunRecord) -> str:
 
 
 def chosen_line(result: RunRecord) -> list[str]:
-    """Say which weights the winner hands back; return no line if no full-size model has a metric."""
+    """Say which weights are the result of the winner; return no line if no full-size model has a metric."""
     by = kept_weights(result)
     return [f"trial {result.best_trial} wins, by {result.metric} ({result.mode}); it keeps {by}"] if by else []
 
@@ -168,7 +169,7 @@ def front_lines(result: RunRecord) -> list[str]:
 
 
 def doubt_line(result: RunRecord) -> list[str]:
-    """Say how sure the choice of the winner is, and what to do about it; no line if one finalist alone trained."""
+    """Say how sure the choice of the winner is, and what to do about it; no line if only one finalist trained."""
     trained = {record.trial: record for record in result.trials if not math.isnan(record.chance)}
     winner = trained.get(result.best_trial)
     if winner is None or len(trained) < 2:
@@ -260,7 +261,7 @@ def agreement_line(result: RunRecord) -> list[str]:
 
 
 def state_of(record: RunRecord) -> str:
-    """Return a run's state in words; a run that goes on on another machine looks interrupted."""
+    """Return a run's state in words; a run that trains on another machine looks interrupted."""
     if record.ended:
         return "finished" if record.finished else "out of time"
     return "running" if held(record.path) else "interrupted"
@@ -355,7 +356,7 @@ def dropped_lines(result: RunRecord) -> list[str]:
 
 
 def rungs(result: RunRecord) -> dict[HeatName, dict[int, int]]:
-    """Map each heat to a count of trials: for each epoch at which a trial stands, how many trials reached it."""
+    """Return `counts[heat][epoch]`: the number of trials that reached each epoch at which some trial stands."""
     found = {}
     for heat in HEAT_NAMES:
         reached = [epochs for record in result.trials if (epochs := in_heat(record, heat)[1])]
@@ -406,7 +407,7 @@ def best_line(result: RunRecord) -> str:
 
 
 def best_score(result: RunRecord) -> tuple[float, HeatName | None]:
-    """Return the best score, and whether a full-size model or a surrogate has it; NaN and None without a score."""
+    """Return the best score of the run, and the heat in which it was reached; NaN and None without a score."""
     if math.isfinite(result.best_metric):
         return result.best_metric, "race"
     if (winner := winner_of(result)) is not None:

@@ -1,4 +1,4 @@
-"""Summing up what a run has found so far, without torch, Ray or the disk."""
+"""Sum up what a run has found so far, without torch, Ray or the disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ AVERAGED = {
     *("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "asgd"),
     *("lion", "muon", "nadam", "prodigy", "radam", "rmsprop", "sgd"),
 }
-"""Optimizers that do not average weights by themselves. `fusion` knows them, but needs torch; a test compares both."""
+"""Optimizers that do not average weights by themselves. They are repeated here because `fusion`, which knows them,
+needs torch. A test compares both.
+"""
 
 
 class AllTrialsFailed(RuntimeError):
@@ -47,7 +49,7 @@ def sum_up(
     Args:
         finalists: All trials that were trained at full size.
         path: The run's folder.
-        undecided: Trials that may train on; None if the run is over.
+        undecided: Trials that may train further; None if the run is over.
         hidden: Places of secrets in configurations.
     """
     over, max_t = undecided is None, history.settings.max_t
@@ -86,7 +88,7 @@ def sum_up(
 
 
 def _within_bounds(history: History, ends: Mapping[int, ExpectedEnd], winner: int) -> dict[int, ExpectedEnd]:
-    """Set the expected end to NaN for trials that break bounds more than the winner: they cannot win."""
+    """Set the expected end to NaN for trials that break bounds more than the winner, because they cannot win."""
     values = {n: history.values_at("race", n, kept_of(history, n)[0]) for n in {*ends, winner}}
     broken = history.settings.comparison.violations(values)
     return {n: end if broken[n] <= broken[winner] else replace(end, end=math.nan) for n, end in ends.items()}
@@ -102,7 +104,7 @@ def models_in_words(settings: TuneConfig, heat: HeatName) -> str:
 
 
 def _refit(history: History) -> dict[int, str]:
-    """Map a refitted trial (`RaceConfig.refit`) to its checkpoint; empty if the run hands back no refit."""
+    """Map a refitted trial (`RaceConfig.refit`) to its checkpoint; empty if the run returns no refitted model."""
     wanted = history.settings.race.refit
     return {n: name for n, name in history.refits.items() if wanted and name == refit_key(n, kept_of(history, n)[0])}
 
@@ -121,7 +123,7 @@ def _agreement(history: History, finalists: Sequence[int]) -> Agreement | None:
 def swept_epochs(trial: TrialRecord, surrogate: float) -> int:
     """Count the epochs of a full-size training that the sweep already trained; 0 if the sweep used a surrogate.
 
-    The sweep averages no weights.
+    Weights are not averaged in these epochs, because the sweep averages none.
     """
     if surrogate != 1:
         return 0
@@ -131,14 +133,14 @@ def swept_epochs(trial: TrialRecord, surrogate: float) -> int:
 def averages(settings: TuneConfig, config: Mapping[str, Any]) -> bool | None:
     """Tell whether full-size training averages weights over steps (`ema`).
 
-    None if the optimizer averages weights by itself. None also if the optimizer is a function, and a loaded run knows
-    only its name.
+    Return None if the optimizer averages weights by itself, or if it is a function of which a loaded run knows only the
+    name.
     """
     names = [config.get("optimizer", "adamw"), *(config[key] for key in config if key.startswith("optimizer."))]
     if all(isinstance(name, str) for name in names):
         known = AVERAGED.issuperset(names)
     else:
-        from fusion.optim import Hyperparameters  # needs torch, which a run that is only read does without
+        from fusion.optim import Hyperparameters  # needs torch, which is not loaded to read a run
 
         known = not any(Hyperparameters.from_config(own).has_modes for own in configs_of_parts(config).values())
     return None if not known else settings.race.keep == "best" and settings.race.ema > 0

@@ -1,4 +1,4 @@
-"""The timeline of a run, from its journal alone: trainings beside each other, and the best score over time."""
+"""The timeline of a run, from its journal alone: when and where each training ran, and the best score over time."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from hydro_rasda.run.journal import JOURNAL, read_units
 class Training:
     """Trials that trained as one for a while, from epoch `start` to `stop`: a fused group, or a full-size model.
 
-    `began` and `ended` are seconds of the run; the device is None if the journal does not say. `lane` is the row of a
-    chart, from 0, among those of the device: trainings at the same time have different lanes.
+    `began` and `ended` are seconds of the run. `device` is None if the journal does not say. `lane` is a row of the
+    device in a chart, counted from 0. Trainings at the same time have different lanes.
     """
 
     heat: HeatName
@@ -56,7 +56,7 @@ def journal_of(record: RunRecord) -> Mapping[str, Unit]:
 
 @lru_cache(maxsize=4)
 def _units(path: Path, size: int, written: int) -> Mapping[str, Unit]:
-    """Cache the units of a journal until its size or time of writing changes: several figures of a page need them."""
+    """Cache the units of a journal until its size or time of writing changes. Several figures of a page need them."""
     return read_units(path).units
 
 
@@ -67,7 +67,7 @@ def trainings(units: Mapping[str, Unit]) -> list[Training]:
     placed = []
     for each in found:
         lanes = free.setdefault(each.device, [])
-        # A training that ended a moment ago leaves its lane free: ends are recorded after the fact.
+        # A lane is free even if its training seems to end a moment later, because ends are recorded late.
         slack = 0.02 * (each.ended - each.began)
         lane = next((i for i, until in enumerate(lanes) if until <= each.began + slack), len(lanes))
         lanes[lane : lane + 1] = [each.ended]

@@ -1,4 +1,4 @@
-"""The best model of a run for others to load: its weights as safetensors, its configuration as JSON."""
+"""Export the best model of a run: its weights as safetensors, and its configuration as JSON."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def checkpoint_of(record: RunRecord, trial: int | None = None) -> tuple[int, Pat
 
 
 def weights_of(record: RunRecord, checkpoint: Path, device: Any = "cpu") -> list[dict[str, Any]]:
-    """Return the state dict of each model in a finalist's checkpoint, of the best epoch if that is kept.
+    """Return the state dict of each model in a finalist's checkpoint, from the best epoch if the checkpoint has it.
 
     Loading the file cannot run code. Raises DamagedCheckpoint if the file is not the one that the run wrote.
     """
@@ -55,7 +55,7 @@ def weights_of(record: RunRecord, checkpoint: Path, device: Any = "cpu") -> list
 
 
 def save_model(record: RunRecord, path: str | Path, trial: int | None = None, takes_first: bool = False) -> Path:
-    """Write a finalist's model, with `takes_first` the first of several: see `TuneResult.save_model`."""
+    """Write a finalist's model, or the first of several with `takes_first`; see `TuneResult.save_model`."""
     import torch  # here, so that listing a run's trials need not wait for it
     from safetensors.torch import save_file
 

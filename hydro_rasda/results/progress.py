@@ -39,7 +39,7 @@ from hydro_rasda.run.time_left import LEAST_TOLD, roughly
 
 
 class _SilentConsole(PrintableConsole):
-    """A console that falls silent once its text goes nowhere, as in a pipe to `head`, or on a full disk."""
+    """A console that prints nothing more once writing fails, as in a pipe to `head` or on a full disk."""
 
     def __exit__(self, *raised: Any) -> None:
         try:
@@ -56,7 +56,7 @@ class _SilentConsole(PrintableConsole):
 
 
 class _TimeLeftColumn(ProgressColumn):
-    """Counts down between two estimates; empty before the first one."""
+    """The time left, counted down between two estimates; empty before the first estimate."""
 
     max_refresh = 0.5
 
@@ -69,7 +69,7 @@ class _TimeLeftColumn(ProgressColumn):
 
 
 class _NoteColumn(ProgressColumn):
-    """The note, which is cut short where the line is too narrow for all columns."""
+    """A note, which is cut short if the line is too narrow for all columns."""
 
     def render(self, task: Task) -> Text:
         return Text(task.fields["note"], style="dim", no_wrap=True, overflow="ellipsis")
@@ -79,9 +79,10 @@ class Progress:
     """The callback that shows a run on a console.
 
     On a terminal there is one bar for the whole run. Elsewhere, as in the logs of batch systems or with TERM=dumb, a
-    line reports progress if none has been printed for a minute. Both say which share of the run's time has passed, or
-    count epochs while the time left is unknown. Both name the leader of the heat: the trial with the best latest score
-    among those that may still train. At full size, the leader is the trial that ranked first at the last decision.
+    line reports progress once no line has been printed for a minute. The bar and the lines tell the share of the run's
+    time that has passed. While the time left is unknown, they count epochs. They also name the leader of the heat: the
+    trial with the best latest score among those that may still train. At full size, the leader is the trial that ranked
+    first at the last decision.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -198,7 +199,7 @@ class Progress:
         return f"trial {best} leads{what}{show(score, 4)} (epoch {epoch})"
 
     def _say(self, text: str, seconds: float) -> None:
-        """Print a line above the bar, unchanged: long paths are not wrapped, and brackets are no markup."""
+        """Print a line above the bar, unchanged: long paths are not wrapped, and brackets are not read as markup."""
         self.console.print(text, markup=False, soft_wrap=True)
         self._said = seconds
 
@@ -211,7 +212,7 @@ class Progress:
 
 
 DRAW_SECONDS = 0.5
-"""The fewest seconds between two drawings of the bar."""
+"""The least seconds between two drawings of the bar."""
 
 
 class NotebookProgress(Progress):

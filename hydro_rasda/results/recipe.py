@@ -1,7 +1,7 @@
-"""A trial's full-size training as the text of a plain torch loop, which needs torch and NumPy alone.
+"""Write a trial's full-size training as the text of a plain torch loop, which needs only torch and NumPy.
 
-The text repeats what `training` does, number by number: `tests/hydro_rasda/results/test_recipe.py` runs it. Trainings
-that no plain loop can repeat are refused.
+The loop computes the same numbers as the package `training`; `tests/hydro_rasda/results/test_recipe.py` runs it. For a
+training that no plain loop can repeat, ValueError is raised.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _workers(trial: TrialRecord) -> int:
 
 
 def _check_own_weights(number: int, swept: int, units: Mapping[str, Unit]) -> None:
-    """Refuse a trial that went on with another one's weights, or with other hyperparameters than it began with."""
+    """Refuse a trial that continued with another trial's weights, or with other hyperparameters than it began with."""
     own = re.compile(rf"race/trial-{number}/to-\d+")
     values = {key: unit.value for key, unit in units.items() if isinstance(unit.value, Mapping)}
     changed = any("origin" in value or "mutable" in value for key, value in values.items() if own.fullmatch(key))
@@ -116,7 +116,7 @@ def _check_own_weights(number: int, swept: int, units: Mapping[str, Unit]) -> No
 
 
 def _by_parameter(problem: Problem, number: int, config: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]:
-    """Replace learning rates by role with learning rates by parameter; ValueError if no model tells the roles.
+    """Turn learning rates by role into learning rates by parameter; ValueError if there is no model to tell the roles.
 
     Args:
         names: Names of the parameters of one of the run's models. A key such as "lr.hidden" is no role if the model has
@@ -156,10 +156,11 @@ class Recipe:
         title: Sentences about the training, for the first comment.
         config: The configuration, without secrets.
         averaged_from: The epoch from which weights are averaged; None if they are not.
-        objective: True if an objective of the user's makes the loss; False if a `loss_fn` does.
-        by_part: True if each part of the model has an objective of its own. These take turns in each step.
-        configured: True if the objective or `loss_fn` also takes the configuration; None if only the function can tell.
-        width: How the model function takes the width ratio; "unknown" if only the function can tell.
+        objective: True if the user's objective computes the loss; False if a `loss_fn` does.
+        by_part: True if each part of the model has its own objective. The objectives take turns in each step.
+        configured: True if the objective or `loss_fn` also takes the configuration; None if only the function's
+            signature can tell.
+        width: How the model function takes the width ratio; "unknown" if only the function's signature can tell.
         copied: True if the model function may return a module that it keeps, so that the loop trains a copy.
     """
 
@@ -217,7 +218,7 @@ _FROM = (
 
 
 def given(config: Mapping[str, Any]) -> dict[str, str]:
-    """Name arguments for values that cannot be written down, such as functions and secrets.
+    """Name an argument for each value that cannot be written as code, such as a function or a secret.
 
     >>> given({"lr": 0.1, "schedule": max, "hub token": "(hidden)", "class": object})
     {'schedule': 'schedule', 'hub token': 'hub_token', 'class': 'class_'}
@@ -394,7 +395,7 @@ def _average(recipe: Recipe) -> list[str]:
         "for name, mean in means.items():",
         "    mean.lerp_(now[name].detach().to(mean.dtype), weight)",
     ]
-    # The sweep, which trained the epochs before, averages nothing.
+    # The sweep trained the earlier epochs, and it averages nothing.
     return [f"if epoch >= {begun}:", *indented(lines)] if begun else lines
 
 
@@ -402,7 +403,7 @@ def _rates(config: Mapping[str, Any], data: Form, arguments: Mapping[str, str]) 
     """Return the lines that set a step's learning rates; none if they do not change.
 
     Args:
-        data: The form of the training data. A loader may have no length: the time within an epoch is then unknown.
+        data: The form of the training data. If a loader has no length, the time within an epoch is unknown.
         arguments: Maps a key of the configuration to the argument of `train` that holds its value.
     """
     if not moves(config):

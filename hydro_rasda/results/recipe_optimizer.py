@@ -35,7 +35,7 @@ def moves(config: Mapping[str, Any]) -> bool:
 
 
 def schedule_text(config: Mapping[str, Any]) -> list[str]:
-    """Return the text of `lr_factor`, a function of the time; an empty list if the learning rate does not change."""
+    """Return the text of the function `lr_factor(time, steps)`; an empty list if the learning rate does not change."""
     if not moves(config):
         return []
     schedule, warmup = read(config, "schedule"), _warmup(config)
@@ -268,7 +268,8 @@ _CLASSES = {name.lower(): value for name, value in vars(torch.optim).items() if 
 def _options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a torch optimizer by torch's names, without the learning rate.
 
-    Keys that the configuration lacks have the library's defaults, so that the recipe does not depend on those of torch.
+    Keys that the configuration lacks have the library's defaults, so that the recipe does not depend on torch's
+    defaults.
     """
     kind = optimizer_name(config)
     if kind == OWN:

@@ -48,24 +48,26 @@ if TYPE_CHECKING:
 class TuneResult(RunRecord):
     """The outcome of `tune`. It can be pickled, without the data; the models stay in the run's folder.
 
-    `load` opens it again from the run's folder. Before the run is over, it has what was found so far.
+    `load` opens it again from the run's folder. If the run is not over, the result has the findings so far.
 
     Attributes:
         best_config: The configuration of the winner, the best of the full-size models that trained to the end (see
-            `RaceConfig.keep`). If no full-size model has a metric yet, that of the best surrogate among those that
-            trained longest in the last heat.
+            `RaceConfig.keep`). If no full-size model has a metric yet, it is the configuration of the best surrogate
+            among those that trained longest in the last heat.
         best_metric: The winner's metric after epoch `TrialRecord.kept_epoch`, whose weights `best_model` gives. A trial
-            that ended worse may have a better one. NaN if no full-size model has a metric yet.
+            whose training ended worse may have a better metric at its own kept epoch. NaN if no full-size model has a
+            metric yet.
         trials: A record for each configuration, in the order of sampling.
-        expected_gain: Expected improvement of `best_metric` by one more full-size training to the end, of a
-            configuration as good as the finalists. NaN if fewer than two trained at full size.
-        transfer: How far the surrogates' ranking can be trusted; None unless `sweep.check_transfer` was asked for.
+        expected_gain: Upper bound of the expected improvement of `best_metric` by one more full-size training to the
+            end. NaN if fewer than two trials trained at full size.
+        transfer: How far the surrogates' ranking can be trusted; None without `sweep.check_transfer`.
         agreement: Compares the ranking of the finalists at full size with that of their surrogates, after the first
             epoch at which the race stopped any of them. None with `sweep.surrogate=1`, or if none trained at full size.
-            It costs nothing, but four finalists are seldom enough; `transfer` compares more.
+            The comparison costs nothing, but four finalists are seldom enough for a verdict. `transfer` compares more
+            trials.
         path: The run directory, absolute.
         finished: True if the run came to its end, or if a score was as good as `stop_at` asks. False if the time budget
-            ended it before, or if `load` opened a run that still goes on or was interrupted.
+            ended it earlier, or if `load` opened a run that still trains or was interrupted.
         ended: True if nothing trains any more: the run is finished, or its time budget is spent.
         keep: The epoch of a full-size training that counts: its "best", or its "last".
         averaged: True if the weights that `best_metric` measures and `best_model` gives are averages over steps
@@ -73,7 +75,8 @@ class TuneResult(RunRecord):
             averages weights by itself, as Schedule-Free ones do.
         seconds_left: Estimated seconds from the last finished unit of work to the end of the run. None if the run has
             ended, or if there is no estimate.
-        over: The models of one finalist over which its metrics are means, such as "5 folds"; empty for one model.
+        over: The models over which a finalist's metrics are averaged, such as "5 folds"; empty if a finalist is one
+            model.
     """
 
     _problem: Problem
@@ -125,15 +128,15 @@ class TuneResult(RunRecord):
     def best_model(self, trial: int | None = None, model_fn: Callable[..., nn.Module] | None = None) -> nn.Module:
         """Return the trained full-size model, in evaluation mode, on the device that it was trained on.
 
-        With folds, the best model is trained on all examples; see `RaceConfig.refit`. Other finalists, and the best
-        one without `refit`, have a model for each fold. They come as one module: its output is the mean of theirs, and
-        its attribute `models` has them.
+        With folds, the best model is trained on all examples; see `RaceConfig.refit`. Other finalists, and the best one
+        without `refit`, have a model for each fold. These models come as one module. Its output is the mean of their
+        outputs, and its attribute `models` lists them.
 
         Args:
             trial: Number of the finalist whose model is wanted; None: the best.
-            model_fn: The model function of the run, if the result was loaded, or unpickled without it. If JSON has no
-                form for values of the configuration, such as classes, pass these values again:
-                `lambda config: model_fn(config | {...})`.
+            model_fn: The model function of the run. It is needed if the result was loaded, or was unpickled without it.
+                If JSON has no form for some values of the configuration, such as classes, pass these values again, for
+                example by `lambda config: model_fn(config | {...})`.
 
         Raises:
             ValueError: if that trial was not trained at full size, the model function is missing or makes another
@@ -168,12 +171,12 @@ class TuneResult(RunRecord):
 
     @property
     def _takes_first(self) -> bool:
-        """Tell whether the first model of several seeds is handed back alone: with `race.refit`, and without folds."""
+        """Tell whether only the first seed's model is returned, which holds with `race.refit` and without folds."""
         settings = self._problem.settings
         return settings.race.refit and not settings.folds
 
     def save_model(self, path: str | Path, trial: int | None = None) -> Path:
-        """Write the best model for others to load; neither data nor model function are needed.
+        """Write the best model for others to load. This needs neither data nor the model function.
 
         Args:
             path: A folder, which is made. `model.safetensors` there is the state dict of the full-size model, with the
@@ -186,7 +189,7 @@ class TuneResult(RunRecord):
 
         Raises:
             ValueError: if that trial was not trained at full size, its state holds more than tensors, or it has several
-                models whose mean counts. If `path` is a file.
+                models whose mean counts. Also if `path` is a file.
             FileNotFoundError: if its checkpoint is gone.
             RuntimeError: if the checkpoint is not the one that was written.
         """
@@ -219,7 +222,7 @@ class TuneResult(RunRecord):
 
         Raises:
             ValueError: if that trial was not trained at full size, or the run's folder is gone. Also if no plain loop
-                can repeat the training. This excludes trials that `tune(train=...)` trained, trials that went on from
+                can repeat the training. This excludes trials that `tune(train=...)` trained, trials that continued from
                 another trial's weights (PBT), and trials of several models whose mean counts. It excludes trainings
                 whose batch and learning rate grew as workers were added. It excludes objectives that update parameters
                 themselves, as those of `tune_trainer` and `tune_module` do. In a loaded run, it excludes optimizers and
@@ -253,11 +256,11 @@ class TuneResult(RunRecord):
         """Return the run as an Optuna study, in memory, for Optuna's importances, plots and dashboard.
 
         A trial's parameters are the keys that the space lets vary, nested ones as `a/b`; constants are left out. Its
-        value and its intermediate values, one an epoch, are those at full size. A trial that trained on the surrogate
-        alone has the surrogate's values. It counts for importances, but is infeasible, so that Optuna's best trial is
-        this result's. A trial that diverged or failed has state FAIL, unless an earlier epoch counts (`keep="best"`). A
-        trial that has not begun has state WAITING. `user_attrs` tell the heat, both metrics, the status and the
-        probability of being the best. Ranges are wider than the space's if PBT left the space.
+        value and its intermediate values, one an epoch, are those at full size. A trial that trained only as a
+        surrogate has the surrogate's values. It counts for importances, but is infeasible, so that Optuna's best trial
+        is the winner of this result. A trial that diverged or failed has state FAIL, unless an earlier epoch counts
+        (`keep="best"`). A trial that has not begun has state WAITING. `user_attrs` tell the heat, both metrics, the
+        status and the probability of being the best. If PBT left the space, ranges are wider than those of the space.
 
         Raises:
             ImportError: if Optuna is not installed (the extra `hydro-rasda[optuna]`).
@@ -272,7 +275,7 @@ class TuneResult(RunRecord):
             data: The data set, in any form that `tune` takes.
             batch_size: Examples at a time; None: as many as `tune` validated with, in the parts of `accumulate`. For
                 the validation set, None gives `best_metric` again to the last digit. Rounding differs if the sweep
-                trained that model to its end, fused with others. With folds, there is no such set.
+                trained that model to its end, fused with others. With folds, there is no single validation set.
 
         Raises:
             ValueError: if `data` is in no form that `tune` takes, or `batch_size` is below 1. Also if the result was
@@ -343,7 +346,7 @@ def load(path: str | Path) -> TuneResult:
     """Open a run of `tune`: its result, or what it has found so far if it still runs or was interrupted.
 
     The folder is only read, and nothing in it can run code. JSON has no form for some values of a configuration, such
-    as functions, classes and members of an Enum: the result has their names. Secrets are "(hidden)". If a model
+    as functions, classes and members of an Enum. The result has only their names. Secrets are "(hidden)". If a model
     function reads a name or "(hidden)" in place of such a value, it raises an error that says how to pass the value.
 
     Args:
@@ -351,8 +354,8 @@ def load(path: str | Path) -> TuneResult:
 
     Returns:
         The result that `tune` returned, without data and functions: `best_model(model_fn=...)` gives the trained model,
-        on the CPU. `TuneResult.finished` says whether the run came to its end. Before, `best_config` is the best so
-        far, and trials that may train on are "undecided".
+        on the CPU. `TuneResult.finished` says whether the run came to its end. Before its end, `best_config` is the
+        best so far, and trials that may train further are "undecided".
 
     Raises:
         ValueError: if the folder holds no run.
@@ -366,7 +369,7 @@ def load(path: str | Path) -> TuneResult:
         val_data=nothing,
         settings=settings_of(read_asked(record.path)),
         device=torch.device("cpu"),
-        copied=True,  # unknown here; if it were False, a model function that keeps its module would return one for all
+        copied=True,  # unknown here; False would be wrong for a model function that always returns the same module
     )
     return TuneResult(**vars(record), _problem=problem)
 

@@ -24,17 +24,17 @@ from hydro_rasda.results.result import TuneResult
 from hydro_rasda.run.state import Run
 
 LOST = 0.25
-"""A training overfits if the validation loss has risen by this share of the final gap since its best epoch.
+"""A training overfits if the validation loss has risen since its best epoch by this share of the final gap.
 
-The gap is that between training and validation loss. The share was chosen on the six best recorded trainings of each
-task (`benchmarks/replay`) with a `WIDE` gap. The loss rises by .44 to .86 of the gap on breast cancer, by .10 to .69 on
-diabetes, and by at most .10 on the other ten tasks."""
+The gap is the difference between validation and training loss. The share was chosen on the six best recorded trainings
+of each task (`benchmarks/replay`) with a `WIDE` gap. The loss rises by .44 to .86 of the gap on breast cancer, by .10
+to .69 on diabetes, and by at most .10 on the other ten tasks."""
 
 WIDE = 0.25
-"""The final gap must be this share of all that the validation loss fell in training: a smaller gap may be noise."""
+"""The final gap must be at least this share of the total fall of the validation loss. A smaller gap may be noise."""
 
 BEYOND = 2.0
-"""The gap at full size must be this many times the surrogate's gap."""
+"""The gap at full size must be at least this number of times the surrogate's gap."""
 
 
 class Losses(NamedTuple):
@@ -50,12 +50,12 @@ class Losses(NamedTuple):
 
 
 def overfits_beyond(full: Sequence[Losses], narrow: Sequence[Losses]) -> bool:
-    """Tell whether a full-size training overfits, and the training of its surrogate did not, or far less.
+    """Tell whether a full-size training overfits while the training of its surrogate did not, or did far less.
 
     Three things must hold at the end of the training. The gap between training and validation loss is at least `WIDE`
-    of all that the validation loss fell. Since its best epoch, the validation loss has risen by `LOST` of the gap: a
-    gap alone harms nobody. The gap is at least `BEYOND` times that of the surrogate at the end of the sweep. These are
-    ratios of differences, so that neither the unit nor the zero of a loss matters.
+    times the total fall of the validation loss. Since its best epoch, the validation loss has risen by at least `LOST`
+    times the gap, because a gap alone does no harm. The gap is at least `BEYOND` times the surrogate's gap at the end
+    of the sweep. All three are ratios of differences, so that neither the unit nor the zero of a loss matters.
 
     >>> full = [Losses(0.9, 0.8), Losses(0.5, 0.6), Losses(0.3, 0.7), Losses(0.1, 0.8)]
     >>> overfits_beyond(full, [Losses(0.9, 0.9), Losses(0.7, 0.75)]), overfits_beyond(full, [Losses(0.2, 0.6)])
@@ -72,7 +72,7 @@ def overfits_beyond(full: Sequence[Losses], narrow: Sequence[Losses]) -> bool:
 
 
 def overfitting_line(run: Run, finalists: Collection[int]) -> list[str]:
-    """Warn if the winner overfits beyond its surrogate; return no line otherwise, nor after a sweep at full width."""
+    """Warn if the winner overfits beyond its surrogate; no line otherwise, and none after a sweep at full width."""
     if run.settings.sweep.surrogate == 1 or not finalists:
         return []
     winner, _ = best_of(run.history, [*finalists])
@@ -89,7 +89,7 @@ def overfitting_line(run: Run, finalists: Collection[int]) -> list[str]:
 
 
 def _losses(run: Run, heat: HeatName, number: int) -> dict[int, Losses]:
-    """Map epochs to losses, without epochs of which the user's training function did not report both losses."""
+    """Map epochs to losses, without epochs for which the user's training function did not report both losses."""
     lines = run.history.metrics.get((heat, number), ())
     pairs: dict[int, list[Any]] = {
         line["epoch"]: [line[name] for name in ("train_loss", "val_loss") if name in line] for line in lines
@@ -98,19 +98,20 @@ def _losses(run: Run, heat: HeatName, number: int) -> dict[int, Losses]:
 
 
 MOST = 2000
-"""The most validation examples for which an error is estimated: with more, estimating takes as long as an epoch."""
+"""The most validation examples for an estimate of the error. With more, the estimate takes as long as an epoch."""
 
 PARTS = 50
-"""The number of parts, about, in which the examples are measured. Their spread tells how far chance moves the mean."""
+"""The examples are measured in about this number of parts. Their spread tells how far chance moves the mean."""
 
 
 def undecided_line(result: TuneResult) -> list[str]:
-    """Say that chance may have chosen between the two best finalists, and name the argument that would tell.
+    """Say that chance may have chosen between the two best finalists, and name the argument that would decide.
 
-    Both trained to the end. Their scores differ by less than the standard error of the difference, which is estimated
-    from parts of the validation examples. If the estimate fails, the line says so. No line is returned if nothing is
-    estimated: for folds, loaders, metrics of the whole validation set, and models of the user's `train` function. The
-    same holds for validation sets with less than two examples a part, or with more than `MOST` examples.
+    The line is returned if both trained to the end, and if their scores differ by less than the standard error of the
+    difference. That error is estimated from parts of the validation examples. If the estimate fails, the line says so.
+    No line is returned where no estimate is made: for folds, loaders, metrics of the whole validation set, and models
+    of the user's `train` function. The same holds for validation sets with less than two examples in each part, or with
+    more than `MOST` examples.
     """
     problem, trials = result._problem, result.trials
     name = result.metric.removeprefix("val_")
@@ -142,7 +143,8 @@ def _error_of_difference(result: TuneResult, problem: Problem, second: int, name
     if not 2 * PARTS <= length <= MOST:
         return length, math.nan
     two, size = (result.best_trial, second), -(-length // PARTS)
-    # A part has few examples: several threads would wait for each other for longer than they compute.
+    # Use one thread: for the few examples of a part, several threads would wait for each other longer than they
+    # compute.
     with one_thread():
         of_each = [_in_parts(problem, result.best_model(number), size, name) for number in two]
     differences = [one - other for one, other in zip(*of_each, strict=True)]
@@ -153,7 +155,7 @@ def _in_parts(problem: Problem, model: nn.Module, size: int, name: str) -> list[
     found: list[float] = []
     with torch.no_grad(), preserved_generators():
         for batch in problem.val_data.in_order(size):
-            if batch_length(batch) == size:  # a smaller last one would count too much
+            if batch_length(batch) == size:  # a smaller last batch would count too much
                 metrics: Mapping[str, torch.Tensor] = problem.objective(model, batch)
                 found.append(float(metrics[name]))
     return found

@@ -34,7 +34,7 @@ class Rung(Mapping[str, float | None]):
     """The scores of the trials that reached a milestone, in order of arrival; None for a score that was not finite.
 
     A rung is a value: `recorded` returns another rung and leaves this one as it is. To avoid copies, both share one
-    dict; the older rung only counts its first entries.
+    dict, of which the older rung uses only the first entries.
     """
 
     def __init__(self, scores: Mapping[str, float | None] = MappingProxyType({})) -> None:
@@ -104,9 +104,9 @@ class AsyncSuccessiveHalving:
         max_t: Training iterations after which a trial is done (R in the paper).
         grace_period: Training iterations before the first decision (r in the paper).
         reduction_factor: One in `reduction_factor` trials continues (eta in the paper, rf in RASDA's).
-        wait: The longest that a trial waits at a milestone for its cohort, as a share of the time that it took to reach
-            the milestone (see `MilestoneBarrier`). 0 is the paper's algorithm; inf is synchronous halving. If it is not
-            0, `decide` then decides on all waiting trials at once.
+        wait: Longest wait of a trial for its cohort at a milestone, as a share of its time to the milestone (see
+            `MilestoneBarrier`). 0 is the paper's algorithm; inf is synchronous halving. If `wait` is not 0, `decide`
+            decides on all trials that waited at the milestone.
     """
 
     max_t: int
@@ -139,9 +139,8 @@ class AsyncSuccessiveHalving:
     def report(self, state: AshaState, trial: str, t: int, score: float) -> tuple[AshaState, Decision]:
         """Decide whether a trial continues.
 
-        The score goes to the deepest rung that has no score of this trial and whose milestone is at most `t`. So a
-        trial that does not report every iteration skips no decision. If there is no such rung, the report changes
-        nothing.
+        The score goes to the latest milestone that is at most `t` and has no score of this trial yet. So a trial that
+        does not report every iteration skips no decision. If there is no such milestone, the report changes nothing.
 
         Returns:
             The new state and the decision. If the trial must wait for its cohort, WAIT and the unchanged state. A trial
@@ -186,10 +185,10 @@ class AsyncSuccessiveHalving:
         return None
 
     def falls_short(self, state: AshaState, trial: str, t: int) -> bool:
-        """Tell whether a trial stops at milestone `t`, compared with all trials that reached it, even after this trial.
+        """Tell whether a trial stops at milestone `t`, compared with all trials there, even those that came later.
 
-        If trials wait for each other, the best one in `reduction_factor` trials continues, rounded up. If trials have
-        equal scores, all or none of them continue.
+        If trials wait for each other, the best `n / reduction_factor` of `n` trials continue, rounded up. Either all or
+        none of the trials with equal scores continue.
         """
         rung = state.rung(t)
         if trial not in rung or t >= self.max_t:
@@ -203,7 +202,8 @@ class AsyncSuccessiveHalving:
 
     @cached_property
     def _rungs(self) -> tuple[int, ...]:
-        # Ray has a rung at max_t only if a power of the factor meets it. Otherwise, a last score goes to no rung.
+        # Ray has a rung at `max_t` only if `grace_period` times a power of `spacing` equals `max_t`. Otherwise, a score
+        # at `max_t` is recorded in no rung.
         *earlier, last = self.milestones
         meets = not earlier or earlier[-1] * self.spacing == last
         return (*earlier, last) if meets else tuple(earlier)
@@ -214,8 +214,8 @@ class AsyncSuccessiveHalving:
         others = rung.finite()
         if not others:
             return False
-        # Round like numpy.percentile, which Ray uses: between equal scores, the last bit decides. For the same reason,
-        # use a percentage, and negate scores instead of taking the opposite quantile.
+        # Round like `numpy.percentile`, which Ray uses, because the last bit decides between equal scores. For the same
+        # reason, use a percentage, and negate scores instead of taking the opposite quantile.
         position = (1 - 1 / self.reduction_factor) * 100 / 100 * (len(others) - 1)
         below = int(position)
         above = min(below + 1, len(others) - 1)

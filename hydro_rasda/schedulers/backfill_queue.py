@@ -29,7 +29,7 @@ class Waiting(NamedTuple):
 
     Attributes:
         rung: Number of milestones that it survived; 0 for a new trial.
-        seconds: Expected time from its start until it releases its workers; inf if unknown.
+        seconds: Expected seconds from its start until it releases its workers; inf if unknown.
     """
 
     trial: str
@@ -42,14 +42,14 @@ class Queue:
     """The waiting trials, in order of arrival.
 
     Args:
-        overtaken: Number of starts of other trials since a longest waiting trial last started.
+        overtaken: Number of starts in a row of trials that were not the longest waiting one.
     """
 
     def __init__(self, waiting: Iterable[Waiting] = (), overtaken: int = 0) -> None:
         self.overtaken = overtaken
         self._places: dict[str, int] = {}
         self._at: dict[int, Waiting] = {}
-        self._alike: dict[tuple[int, int], list[int]] = {}  # by negative rung and workers: places, rising
+        self._alike: dict[tuple[int, int], list[int]] = {}  # [-rung, workers]: places in rising order
         self._next = 0
         for trial in waiting:
             self.add(trial)
@@ -69,8 +69,8 @@ class Queue:
         """Add a trial.
 
         Args:
-            place: A free place. A trial with a lower place counts as having waited longer. None puts it behind all
-                others.
+            place: The trial's place in the order of arrival, which no other trial may have. A trial with a lower place
+                counts as having waited longer. With None, the new trial comes last.
         """
         place = self._next if place is None else place
         self._next = max(self._next, place + 1)
@@ -100,11 +100,12 @@ class Queue:
         return self._at[min((rung, places[0]) for (rung, _), places in self._alike.items())[1]]
 
     def backfill(self, head: str, free: int, spare: int, shadow: float) -> Waiting | None:
-        """Return the first trial in line that fits and does not delay the head of the line; None if there is none.
+        """Return the first trial in line that fits `free` workers and does not delay the head; None if there is none.
 
         Args:
             head: The trial for which free workers are reserved.
-            spare: Number of workers that remain once the head starts. A trial that needs no more never delays the head.
+            spare: Number of workers that remain free after the head has started. A trial with at most this number of
+                workers never delays the head.
             shadow: Seconds until the head can start. A trial that ends before that does not delay the head either.
         """
         found: list[tuple[int, int]] = []
@@ -138,7 +139,8 @@ class Held:
         """Note that a trial holds workers from now on.
 
         Args:
-            until: The time at which it is expected to release them, on the clock of `reservation`; inf if unknown.
+            until: The time at which the trial is expected to release them, on the same clock as `now` of `reservation`;
+                inf if unknown.
         """
         self._started += 1
         self._insert(trial, (until, self._started, workers))
@@ -156,9 +158,10 @@ class Held:
         self._insert(trial, (until, started, workers))
 
     def reservation(self, missing: int, now: float = 0.0) -> tuple[float, int]:
-        """Return the seconds until `missing` more workers are free, and the workers that remain once the head has them.
+        """Return the seconds until `missing` more workers are free, and the free workers that the head then leaves.
 
-        At least `missing` workers must be held.
+        At least `missing` workers must be held. If the time is unknown, the seconds are 0, and the remaining workers
+        are those that remain in any case.
         """
         # Trials that should have ended are expected to end at once, in order of start.
         due = bisect_right(self._ending, (now, math.inf))
@@ -200,7 +203,7 @@ def place(queue: Queue, held: Held, free: int, patience: int = 8, now: float = 0
     If a trial needs more workers than exist, free and held ones together, it starts with all of them.
 
     Args:
-        patience: After this number of starts of trials that waited less, the longest waiting trial is next.
+        patience: After this number of starts in a row that overtook the longest waiting trial, that trial is next.
         now: The current time, on the clock of `held`.
 
     >>> queue, held = Queue([Waiting("new", 1), Waiting("promoted", 4, rung=2)]), Held()
@@ -242,7 +245,7 @@ def worker_slots(nodes: Iterable[Mapping[str, float]], worker: Mapping[str, floa
 
 
 def _surely_freed(sizes: Mapping[int, int], missing: int) -> int:
-    """Return the least number of workers that can be free once at least `missing` are, in whatever order trials end."""
+    """Return the least number of free workers once at least `missing` are free, for any order in which trials end."""
     held = [size for size, count in sizes.items() if size and count]
     bound = missing + max(held, default=0)
     sums = 1  # bit n is set if some of the trials together hold n workers

@@ -1,4 +1,8 @@
-"""Choose the bubbles of a pipeline in which guests run, by earlier waits and by what guests cost the host."""
+"""Choose the bubbles in which guests run, by earlier waits of the host and by the time that guests cost it.
+
+The host is a training in pipeline parallelism. A bubble is a time in which a rank of the host waits for another rank. A
+guest is a process that trains trials in bubbles.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,18 @@ WINDOW = 8
 """Number of latest steps from which the wait at a position is predicted."""
 
 CONTROL = 16
-"""One in `CONTROL` steps is a control step, without guests. The other steps are compared with it."""
+"""One in `CONTROL` steps is a control step, without guests. Steps with guests are compared with control steps."""
 
 LIMIT = 0.01
 """Largest share of the host's step time that guests may cost."""
 
 SHORTEST_S = 1e-3
-"""Least seconds of a bubble for guests. Starting and stopping a guest takes about 20 microseconds; loading its data
-into the caches takes another 100."""
+"""Guests run only in bubbles that are expected to last at least this number of seconds. Starting and stopping a guest
+takes about 20 microseconds. Loading its data into the caches takes another 100."""
 
 
 class WaitForecast:
-    """Forecast how long the host will wait, by the position of the wait in its step: a schedule repeats itself.
+    """Forecast how long the host will wait at a position in its step, because each step repeats the same schedule.
 
     >>> forecast = WaitForecast()
     >>> for seconds in (0.05, 0.04, 0.06): forecast.saw(2, seconds)
@@ -37,7 +41,7 @@ class WaitForecast:
         self._seen.setdefault(position, deque(maxlen=WINDOW)).append(seconds)
 
     def expects(self, position: object) -> float:
-        """Return the seconds that three in four of the latest waits at a position reached; 0 before three waits."""
+        """Return the lower quartile of the latest waits at a position, in seconds; 0 before three waits."""
         seen = self._seen.get(position, ())
         return sorted(seen)[len(seen) // 4] if len(seen) >= 3 else 0.0
 
@@ -45,11 +49,12 @@ class WaitForecast:
 class Guard:
     """Tell which bubbles are long enough for guests: the more guests cost the host, the longer a bubble must be.
 
-    Steps with guests are compared with control steps. If they are slower by more than `LIMIT`, and by more than chance
-    explains, `least` doubles. If they are surely slower by less than half of `LIMIT`, `least` halves.
+    Steps with guests are compared with control steps. If they are slower by more than `LIMIT`, even after the error of
+    measurement is subtracted, `least` doubles. If they are slower by less than half of `LIMIT`, even after that error
+    is added, `least` halves.
 
     Attributes:
-        least: Least expected seconds of a bubble for guests.
+        least: Guests run only in bubbles that are expected to last at least this number of seconds.
     """
 
     def __init__(self) -> None:
@@ -68,7 +73,7 @@ class Guard:
 
     @property
     def cost(self) -> float:
-        """Share by which steps with guests are slower, by medians; NaN until steps of both kinds were seen."""
+        """Relative slowdown of steps with guests (by medians); NaN until steps with and without guests were seen."""
         if not self._with or not self._without:
             return float("nan")
         return statistics.median(self._with) / statistics.median(self._without) - 1
@@ -89,7 +94,7 @@ class Guard:
 
 
 def _error(seconds: deque[float]) -> float:
-    """Return the standard error of a median, from the median absolute deviation: one slow step changes it little."""
+    """Return the standard error of a median, from the median absolute deviation, which one slow step hardly changes."""
     middle = statistics.median(seconds)
     return 1.2533 * 1.4826 * statistics.median(abs(s - middle) for s in seconds) / math.sqrt(len(seconds))
 
@@ -97,9 +102,9 @@ def _error(seconds: deque[float]) -> float:
 class Margin:
     """Tell whether work that cannot be stopped, such as work on a GPU, fits into the rest of a bubble.
 
-    Work is expected to last as long as the latest work of its kind, plus a share. The median is used, so that one run
-    that also loads code does not count. The share doubles each time that work outlasts its bubble; otherwise it shrinks
-    by a fiftieth.
+    Work is expected to last for the median time of the latest work of its kind, plus a share of that time. Because of
+    the median, one run that also loads code does not count. The share doubles each time that work outlasts its bubble.
+    Each time that work ends within its bubble, the share shrinks by 2 %.
 
     >>> margin = Margin()
     >>> for seconds in (0.010, 0.009, 0.500): margin.saw("forward", seconds, in_time=True)
@@ -114,7 +119,7 @@ class Margin:
     def fits(self, kind: str, left: float) -> bool:
         """Tell whether work of this kind may begin `left` seconds before the bubble ends.
 
-        The first three of a kind may.
+        Until three times of this kind are recorded, work of this kind may always begin.
         """
         seen = self._seen.get(kind, ())
         return left > 0 and (len(seen) < 3 or statistics.median_low(seen) * (1 + self._share) <= left)

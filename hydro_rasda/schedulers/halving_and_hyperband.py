@@ -1,9 +1,10 @@
 """Successive halving on one or several devices, and Hyperband, whose brackets of halving begin at different rungs.
 
 Jamieson and Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization" (2016). Synchronous
-halving decides a rung when all of its trials are there, so that devices are idle until the last trial arrives. A
-`Bracket` lets no device idle: it lets a trial continue that is already among the best `1 / rf` of the trials that
-reached the rung. This is ASHA's promotion (Li et al. 2020, Algorithm 2). On one device, the decisions are the same.
+halving decides a rung when all of its trials are there, so that devices are idle until the last trial arrives. If a
+device is idle, a `Bracket` lets a trial continue early. The trial must be among the best `1 / reduction_factor` of
+those that reached the rung so far. This is ASHA's promotion (Li et al. 2020, Algorithm 2). On one device, the decisions
+are those of synchronous halving.
 
 Hyperband is Algorithm 1 of Li et al., "Hyperband: A novel bandit-based approach to hyperparameter optimization" (2018).
 Successive halving drops most trials after their first epochs, including those that only start slowly. Hyperband gives
@@ -54,13 +55,14 @@ class SuccessiveHalving:
     def promote(self, scores: Mapping[TrialT, float], *, complete: bool = True) -> tuple[TrialT, ...]:
         """Return the trials that continue to the next rung, best first.
 
-        `max(keep_at_least, n // reduction_factor)` of the `n` trials continue. There are fewer if not enough scores
-        are finite: a diverged trial is never promoted. If scores are equal, the trial with the lower number counts as
-        better, so that the order of `scores` does not matter.
+        `max(keep_at_least, n // reduction_factor)` of the `n` trials continue. There are fewer if not enough scores are
+        finite, because a diverged trial is never promoted. If scores are equal, the trial with the lower number counts
+        as better, so that the order of `scores` does not matter.
 
         Args:
-            complete: True if `scores` has all trials of the rung. If not, `n // reduction_factor` trials continue
-                early, so that no device waits for the last trial (ASHA's promotion, Li et al. 2020, Alg. 2).
+            complete: True if `scores` has all trials of the rung. If False, only `n // reduction_factor` trials
+                continue. They continue early, so that no device waits for the last trial (ASHA's promotion, Li et al.
+                2020, Alg. 2).
 
         >>> SuccessiveHalving((1, 3, 9), 3, "min").promote({3: 0.5, 1: 0.2, 2: 0.2, 0: 0.9})
         (1,)
@@ -77,11 +79,11 @@ class Bracket(SweepRule):
     """The rungs of successive halving. This is the default rule of a sweep.
 
     Args:
-        halving: Decides a rung; its `keep_at_least` is the number of finalists. The mode of the sweep replaces its
-            mode: places among several metrics are better the lower they are, whatever the metrics' modes.
+        halving: Decides a rung. Its `keep_at_least` is the number of finalists. The mode of the sweep replaces its
+            mode, because with several metrics a score is a rank, and the lowest rank is the best.
         holds: Takes a trial's number, and tells whether the trial belongs to this bracket. None includes all trials.
-        to_the_end: If true, the best trials train to the last milestone, however few they are. Otherwise the last rung
-            is the one that leaves at most `keep_at_least` trials.
+        to_the_end: If True, the best trials train to the last milestone, however few they are. If False, the last rung
+            is the first one that leaves at most `keep_at_least` trials.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class Bracket(SweepRule):
     def _decided(self, stop: int, stops: Sequence[int], sweep: SweepState) -> dict[int, Move]:
         """Let the best trials of a rung continue and stop the others.
 
-        Trials that are kept at the last rung stay there.
+        Trials that are kept at the last rung get no move.
         """
         if self._to_the_end and stop == stops[-1]:
             return {}
@@ -125,7 +127,7 @@ class Bracket(SweepRule):
         return moves
 
     def _early(self, stops: Sequence[int], sweep: SweepState) -> dict[int, Move]:
-        """Let trials continue that surely are among the best of their rung; take the lowest rung that has any."""
+        """Let trials continue that are among the best of their rung so far. Choose the lowest rung with such trials."""
         for stop, above in pairwise(stops):
             if self._holds is None:
                 found = sweep.leading(stop, len(sweep.scores.get(stop, ())) // self._halving.reduction_factor)
@@ -138,7 +140,7 @@ class Bracket(SweepRule):
         return {}
 
     def finalists(self, sweep: SweepState) -> Sequence[int]:
-        """Return the best trials of the rung that leaves at most `keep_at_least` of them."""
+        """Return the best trials of the first rung that leaves at most `keep_at_least` trials."""
         stops = self._milestones(sweep)
         for stop in stops:
             kept = self._promoted(stop, sweep)
@@ -197,7 +199,7 @@ def _size(holds: Callable[[int], bool], total: int) -> int:
 
 
 class Hyperband(SweepRule):
-    """Share the trials of a sweep among brackets.
+    """Distribute the trials of a sweep among brackets.
 
     Bracket s has the last s + 1 of the milestones. A trial's number determines its bracket, so that later trials do not
     change the brackets of earlier ones. The finalists are the best of all brackets at the last milestone.
@@ -206,7 +208,7 @@ class Hyperband(SweepRule):
         halving: The milestones, the reduction factor and the mode of the longest bracket.
 
     Attributes:
-        sizes: Number of trials of bracket s in a full round (n in Algorithm 1).
+        sizes: `sizes[s]` is the number of trials of bracket s in a full round (n in Algorithm 1).
 
     >>> Hyperband(SuccessiveHalving((1, 3, 9), 3, "min")).sizes
     (3, 5, 9)
@@ -248,7 +250,7 @@ def _is_in(s: int, round_: tuple[int, ...], number: int) -> bool:
 
 
 def _spread(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Order the places of a round so that any first part of the round has about the right share of each bracket.
+    """Return the bracket of each position in a round. Each prefix of the round has about its share of each bracket.
 
     >>> _spread((1, 1, 2))
     (2, 0, 1, 2)

@@ -21,7 +21,7 @@ class MedianStopping(RuleToLast):
 
     Attributes:
         last: The epoch at which the sweep ends.
-        grace_period: Epochs before any trial may stop. Averages also begin there.
+        grace_period: The epoch of the first decision. Averages leave out earlier epochs.
         min_trials: Least number of other trials for a decision. If there are fewer, a trial continues.
 
     Raises:

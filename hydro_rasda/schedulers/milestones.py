@@ -1,9 +1,9 @@
 """The milestones at which halving is decided, and how long a trial waits there for its cohort.
 
 ASHA decides on each trial when it arrives, compared with the trials that arrived before it. The first trials are
-compared with few others, so that too many of them continue. At a `MilestoneBarrier`, a trial waits for trials that
-began with it, but at most a share of the time that it took to get there. So a trial that dies or stalls delays others
-only that long.
+compared with few others, so that too many of them continue. At a `MilestoneBarrier`, a trial waits for the trials that
+began with it. It waits at most for a share of the time that it took to get there. So a trial that dies or stalls delays
+others only by that share.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
 
 
 def first_milestone(min_t: int, max_t: int, factor: int, warmup: float) -> int:
-    """Return the first milestone after a warm-up; `max_t` if the warm-up does not end before.
+    """Return the first milestone at or after epoch `warmup`; `max_t` if `warmup` is beyond it.
 
-    Before that, a trial would be judged while its learning rate is still warming up. The later milestones are the same
-    as without a warm-up.
+    At an earlier milestone, a trial would be judged while its learning rate is still warming up. The later milestones
+    are the same as without a warm-up.
 
     >>> first_milestone(1, 27, 3, warmup=0), first_milestone(1, 27, 3, warmup=2.5), first_milestone(1, 27, 3, warmup=50)
     (1, 3, 27)
@@ -58,7 +58,7 @@ def first_milestone(min_t: int, max_t: int, factor: int, warmup: float) -> int:
 def sweep_milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
     """Return the milestones of a sweep: the first one, and each later one whose successor is at most `max_t`.
 
-    Beyond the last of them, full-size models tell more for their price than surrogates do.
+    After the last of these milestones, training full-size models tells more for its cost than training surrogates.
 
     >>> sweep_milestones(1, 27, 3), sweep_milestones(1, 26, 3), sweep_milestones(27, 27, 3)
     ((1, 3, 9), (1, 3), (27,))
@@ -68,7 +68,7 @@ def sweep_milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
 
 
 def race_milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
-    """Return the milestones of a race, with the last look between the last two if it leaves at least two epochs.
+    """Return the milestones of a race. They include its last look, if there is one (see `last_look`).
 
     >>> race_milestones(14, 27, 2), race_milestones(2, 9, 2), race_milestones(2, 4, 2)
     ((14, 21, 27), (2, 4, 8, 9), (2, 4))
@@ -79,7 +79,9 @@ def race_milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
 
 
 def last_look(stops: tuple[int, ...]) -> int | None:
-    """Return the epoch midway between the last two milestones; None if fewer than two epochs would be left.
+    """Return the epoch midway between the last two milestones; None if fewer than two epochs would remain after it.
+
+    This milestone is the last look of a race: trials that are not worth the rest of their training stop there.
 
     >>> last_look((14, 27)), last_look((2, 4)), last_look((27,))
     (21, None, None)
@@ -91,7 +93,7 @@ def last_look(stops: tuple[int, ...]) -> int | None:
 class _Bound(NamedTuple):
     """The time until which a trial waits.
 
-    Equally fast trials that began by `begun_by` would arrive before that time.
+    Equally fast trials that began at `begun_by` or earlier would arrive by the time `until`.
     """
 
     until: float
@@ -105,7 +107,8 @@ _NEVER = _Bound(math.inf, math.inf)
 class _Milestone:
     """The trials of one milestone.
 
-    `under_way` maps each trial to the time at which it began, in rising order. `first` is the bound that ends first.
+    `under_way` maps each trial to the time at which it began, in rising order. `first` is the bound with the earliest
+    `until`.
     """
 
     under_way: dict[str, float] = field(default_factory=dict)
@@ -118,8 +121,8 @@ class _Milestone:
 class MilestoneBarrier:
     """Trials on their way to milestones, and trials that wait there.
 
-    A trial waits for its cohort: the trials on their way to the same milestone that, at the waiting trial's own speed,
-    would arrive before its wait ends. So no trial waits for one that began much later.
+    A trial waits for its cohort. These are the trials on their way to the same milestone that would arrive before the
+    wait ends, if they were as fast as the waiting trial. So no trial waits for one that began much later.
 
     Args:
         wait: The longest wait of a trial, relative to the time that it took to reach the milestone. With inf, waits
@@ -133,15 +136,15 @@ class MilestoneBarrier:
         self._at: dict[str, int] = {}
 
     def expect(self, trial: str, milestone: int) -> None:
-        """Note that a trial will come to a milestone, but has not begun or continued yet."""
+        """Note that a trial will train to a milestone, but has not yet begun to do so."""
         self._place(trial, milestone).to_begin.add(trial)
 
     def begin(self, trial: str, milestone: int, now: float) -> None:
-        """Note that a trial begins its way to a milestone now. Time must not run backwards between calls."""
+        """Note that a trial begins to train to a milestone now. The time `now` must not decrease between calls."""
         self._place(trial, milestone).under_way[trial] = now
 
     def come(self, trial: str, milestone: int, score: float, now: float) -> None:
-        """Let a trial wait at a milestone that it has reached. If `begin` was not called for it, its wait is 0."""
+        """Let a trial wait at a milestone that it has reached. If `begin` was not called, it counts as begun now."""
         since = self._milestones[self._at[trial]].under_way.get(trial, now) if trial in self._at else now
         most = math.inf if self._wait == math.inf else self._wait * (now - since)
         there = self._place(trial, milestone)
@@ -150,7 +153,7 @@ class MilestoneBarrier:
         there.scores[trial] = score
 
     def leave(self, trial: str) -> None:
-        """Forget a trial that has ended, or that pauses until it begins again."""
+        """Remove a trial that has ended or paused. `begin` adds a paused trial again."""
         if (milestone := self._at.pop(trial, None)) is not None:
             there = self._milestones[milestone]
             there.under_way.pop(trial, None)
@@ -168,9 +171,10 @@ class MilestoneBarrier:
         return self._milestones[milestone].first.until if milestone in self._milestones else math.inf
 
     def take(self, now: float) -> dict[int, Mapping[str, float]]:
-        """Remove the trials that are decided now, and return their scores by milestone, in order of arrival.
+        """Remove the trials that are due for a decision, and return their scores by milestone, in order of arrival.
 
-        All trials at a milestone are decided once the first of them has waited its share, or once its cohort is there.
+        All trials at a milestone are decided at the same time. This is when the first of their waits is over, or when
+        the cohort of that trial has arrived.
         """
         taken: dict[int, Mapping[str, float]] = {}
         for milestone, there in self._milestones.items():

@@ -21,7 +21,7 @@ class NoStopping(RuleToLast):
     """Train all trials to the epoch `last`; the best of them become the finalists.
 
     Attributes:
-        every: Epochs between checkpoints on the way there; None for no checkpoints.
+        every: Epochs between two checkpoints on the way to `last`; None for no checkpoints.
     """
 
     last: int
@@ -53,8 +53,8 @@ def named_rule(
 ) -> SweepRule:
     """Make the rule of this name.
 
-    At the epochs `stops`, a sweep may drop trials; it ends at the last one. `explored` are hyperparameters that the
-    rule "pbt" changes; it raises ValueError if there are none.
+    The sweep may drop trials at the epochs `stops`, and ends at the last of them. `explored` names the hyperparameters
+    that the rule "pbt" changes. If there are none, "pbt" raises ValueError.
 
     >>> named_rule("median", (2, 6, 18), 3, "min", 4)
     MedianStopping(last=18, grace_period=2, min_trials=3)
@@ -67,5 +67,5 @@ def named_rule(
         return NoStopping(stops[-1])
     if name == "hyperband":
         return Hyperband(SuccessiveHalving(stops, reduction_factor, mode))
-    # "epsilon-net" only orders trials with several metrics differently; halving uses that order.
+    # The rule "epsilon-net" is halving, too. It differs only in the order of trials with several metrics.
     return Bracket(SuccessiveHalving(stops, reduction_factor, mode, keep_at_least=top_k))

@@ -10,7 +10,7 @@ relative to it. So the same policies work for unequal devices.
 
 Let there be J jobs, D devices and P jobs that find room. A decision takes O(J log J) to sort, if the policy sorts. A
 job is not tried if a smaller job has found no room. Under first fit, any other job looks at up to D devices. Under
-worst fit, placing takes O(J log J + P log D), unless free memory and compute are scattered.
+worst fit, placing takes O(J log J + P log D), unless devices with much free compute often lack memory.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ MARGIN = 1.1
 """Factor by which the measured memory and share of a job are raised, for safety."""
 
 GUESS = 1.5
-"""A job of an unmeasured kind is given this many times the largest measurement of other kinds."""
+"""A job of an unmeasured kind is expected to need `GUESS` times the largest measurement of other kinds."""
 
 ENOUGH, GAP = 0.5, 0.2
-"""A job starts under `worst_fit_overcommitted` if this part of its share is free, or this part of a reference device.
+"""Under `worst_fit_overcommitted`, a job starts if `ENOUGH` of its share is free, or `GAP` of a reference device.
 
-In virtual time (`benchmarks/packing_virtual.py`), a smaller part of the share takes up to 2 % less time. If neighbors
-slow each other by up to 30 %, it takes up to 4 % more time.
+In virtual time (`benchmarks/packing_virtual.py`), a smaller `ENOUGH` takes up to 2 % less time. But if neighbors slow
+each other by up to 30 %, it takes up to 4 % more time.
 """
 
 SLACK = 1e-9
-"""Rounding error that is tolerated in memory and compute: shares of 0.1, 0.2 and 0.7 fill a device."""
+"""Tolerated rounding error of memory and compute, so that shares of 0.1, 0.2 and 0.7 fit on one device."""
 
 
 class Job(NamedTuple):
@@ -44,7 +44,7 @@ class Job(NamedTuple):
     Attributes:
         memory: Peak memory, in the unit of the devices' memory.
         compute: Share of a reference device that the job keeps busy when it runs alone.
-        seconds: Seconds that it still takes, alone on a reference device.
+        seconds: Seconds that the job still takes if it runs alone on a reference device.
         kind: The kind of `packing.Task`; the policies here do not read it.
     """
 
@@ -129,9 +129,9 @@ def worst_fit_decreasing(jobs: Sequence[Job], rooms: Sequence[Room]) -> list[Pla
 
 
 def worst_fit_overcommitted(jobs: Sequence[Job], rooms: Sequence[Room]) -> list[Placed]:
-    """Fill the gaps of `worst_fit_decreasing`: a job also starts where half of its share is free, or `GAP`.
+    """Fill the gaps of `worst_fit_decreasing`: a job also starts where `ENOUGH` of its share is free, or `GAP`.
 
-    The jobs of such a device get slower, but no part of the device is idle.
+    The jobs on such a device get slower, but no part of the device is idle.
 
     >>> jobs = [Job("a", 4, 0.7, 60), Job("b", 4, 0.6, 30), Job("c", 4, 0.1, 20)]
     >>> worst_fit_overcommitted(jobs, [Room("cuda:0", 40, 1)])
@@ -146,7 +146,7 @@ def needed_of(compute: float) -> float:
 
 
 def _worst_fit(jobs: Sequence[Job], rooms: Sequence[Room], needed_of: Callable[[float], float] = float) -> list[Placed]:
-    """Place jobs as `worst_fit` does; a device has room for a job if the compute `needed_of` its share is free."""
+    """Place jobs as `worst_fit` does; a device has room for a job of share `s` if compute of `needed_of(s)` is free."""
     if not rooms:
         return []
     heap = [(-room.compute - SLACK, i, room.memory + SLACK) for i, room in enumerate(rooms)]
@@ -200,7 +200,7 @@ def longest_first(jobs: Iterable[Job]) -> list[Job]:
 
 
 def _emptiest(heap: list[tuple[float, int, float]], memory: float, compute: float) -> tuple[float, int, float] | None:
-    """Remove and return the device with most compute among those with enough memory; None if there is none."""
+    """Remove and return the device with most free compute among those with enough memory; None if there is none."""
     aside = []
     found = None
     while heap and -heap[0][0] >= compute:
@@ -217,7 +217,7 @@ def _emptiest(heap: list[tuple[float, int, float]], memory: float, compute: floa
 class _Refused:
     """Sizes of jobs that found no room.
 
-    Rooms only shrink, so that a job that needs no less will not find room either.
+    During a decision, rooms only shrink. So a job that needs at least as much will not find room either.
     """
 
     def __init__(self) -> None:
@@ -225,7 +225,7 @@ class _Refused:
         self._compute: list[float] = []
 
     def knows(self, memory: float, compute: float) -> bool:
-        """Tell whether a job that needed no more found no room."""
+        """Tell whether an equal or smaller job has already found no room."""
         at = bisect_right(self._memory, memory)
         return at > 0 and self._compute[at - 1] <= compute
 

@@ -1,8 +1,8 @@
 """Several objectives: one order of trials, the front of the best trials, and its hypervolume.
 
 Trials are sorted into fronts by dominance. Within a front, the order depends on a trial's distance from the others.
-That is NSGA-II (Deb et al. 2002) with its crowding distance, or MO-ASHA (Schmucker et al. 2021) with its epsilon-net.
-Trials that break a constraint come last, the least violation first (Deb et al. 2002, Sec. VI).
+This is the order of NSGA-II (Deb et al. 2002) with its crowding distance, or of MO-ASHA (Schmucker et al. 2021) with
+its epsilon-net. Trials that break a constraint come last, the least violation first (Deb et al. 2002, Sec. VI).
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ def dominates(one: Point, other: Point) -> bool:
 def fronts(points: Sequence[Point]) -> list[list[int]]:
     """Sort points into fronts, and return the indices of each front. Lower is better in each objective.
 
-    No point of a front dominates another point of it. Each point is dominated by a point of the front before. Points
-    that are equal share a front. The search is binary (ENS-BS: Zhang et al. 2015).
+    No point of a front dominates another point of the same front. Each point of a later front is dominated by a point
+    of the front before. Points that are equal share a front. A point's front is found by binary search (ENS-BS: Zhang
+    et al. 2015).
 
     >>> fronts([(1, 3), (2, 2), (3, 3), (3, 1), (4, 4)])
     [[0, 1, 3], [2], [4]]
@@ -71,9 +72,10 @@ def crowding(points: Sequence[Point]) -> list[float]:
 
 
 def epsilon_net(points: Sequence[Point]) -> list[int]:
-    """Order a front's points so that the first ones always cover it: the next point is the farthest from those before.
+    """Order a front's points so that each prefix of the order covers the front.
 
-    The first point is the best in the first objective. Objectives are scaled to the front's range.
+    The first point is the best in the first objective. Each next point is the farthest from all points before it.
+    Objectives are scaled to the front's range.
 
     >>> epsilon_net([(0, 4), (1, 3), (2, 2), (4, 0)])
     [0, 3, 2, 1]
@@ -100,11 +102,12 @@ def places(
     violations: Mapping[int, float] = {},
     spread: Spread = "crowding",
 ) -> dict[int, float]:
-    """Return each trial's place, 0 for the first; NaN for a trial with a value that is not finite.
+    """Return each trial's place in one order of all trials, 0 for the best; NaN if one of its values is not finite.
 
     Args:
         violations: Maps each trial that breaks a constraint to the size of its violation.
-        spread: The order within a front. With "crowding", the least crowded come first; see also `epsilon_net`.
+        spread: The order within a front. With "crowding", the least crowded trial comes first. With "epsilon-net", the
+            order is that of `epsilon_net`.
 
     >>> places({0: (1, 3), 1: (9, 9), 2: (3, 1), 3: (0, 0)}, ("min", "min"), {3: 0.5})
     {0: 0.0, 1: 2.0, 2: 1.0, 3: 3.0}

@@ -24,7 +24,7 @@ class Range:
     """The values that a hyperparameter may take, from `low` to `high`.
 
     Attributes:
-        log: If true, values are drawn uniformly on a logarithmic scale.
+        log: If True, values are drawn uniformly on a logarithmic scale; if False, on a linear scale.
 
     >>> Range(0.01, 1.0, log=True).at(0.5), Range(0.0, 0.5).nearest(0.6)
     (0.1..., 0.5)
@@ -35,7 +35,7 @@ class Range:
     log: bool = False
 
     def at(self, share: float) -> float:
-        """Return the value below which a share `share` of random draws lies."""
+        """Return the quantile at `share`: this share of random draws lies below the returned value."""
         if self.log:
             return self.nearest(self.low * (self.high / self.low) ** share)
         return self.nearest(self.low + (self.high - self.low) * share)
@@ -46,7 +46,7 @@ class Range:
 
 
 Explored = Mapping[str, Range | Sequence[float]]
-"""Hyperparameters by name: a range, or a list of values in ascending order."""
+"""Maps the name of a hyperparameter to a range, or to a list of values in ascending order."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,14 @@ class PopulationBasedTraining(RuleToLast):
     `PopulationBasedTraining(synch=True)`, except that ties may differ and values stay within their ranges.
 
     Attributes:
-        explored: The hyperparameters that a copy changes. Keys that the source's configuration lacks are left out.
+        explored: The hyperparameters that a copy changes. A key that the configuration of the copied trial lacks is
+            skipped.
         last: The epoch at which the sweep ends.
         interval: Epochs between two decisions.
-        quantile: Share of the population that is replaced, and share that is copied; at most a half.
+        quantile: Share of the population that is replaced, at most a half. The same share is copied.
         resample: Probability that a hyperparameter is drawn anew.
-        factors: A hyperparameter that is not drawn anew is multiplied by one of these factors. In a list of values, it
-            moves to a neighbor instead.
+        factors: A hyperparameter that is not drawn anew is multiplied by one of these factors. If it has a list of
+            values, it moves to a neighbor in the list instead.
 
     Raises:
         ValueError: If an argument is out of range, or nothing is explored.
@@ -89,7 +90,7 @@ class PopulationBasedTraining(RuleToLast):
         require(good, "factors", self.factors, "a list of numbers > 0")
 
     def decide(self, sweep: SweepState) -> Mapping[int, Move]:
-        """Let all trials train to the next interval, the worst as copies of the best."""
+        """Let all trials train to the end of the next interval, the worst as copies of the best."""
         if new := sweep.waiting_at(0):
             return {number: Continue(min(self.interval, self.last)) for number in new}
         at = min((trial.epoch for trial in sweep.waiting.values()), default=self.last)
@@ -118,7 +119,7 @@ class PopulationBasedTraining(RuleToLast):
         return sound[len(sound) - size :] + best_first[len(sound) :], upper
 
     def explore(self, config: Mapping[str, Any], draws: Iterator[float]) -> dict[str, float]:
-        """Return the values that a copy of `config` changes; two of the `draws` in [0, 1) are used for each."""
+        """Return the changed values for a copy of `config`. Each hyperparameter uses two of the `draws` in [0, 1)."""
         changes: dict[str, float] = {}
         for key, values in self.explored.items():
             anew, which = next(draws) < self.resample, next(draws)

@@ -3,12 +3,13 @@
 At a milestone, the trials with the best scores continue. Early scores mislead: configurations with high, decaying
 learning rates start slowly but end first. Scores of averaged weights hide gains that training still brings, if the
 average is over few steps. So the first milestone is at half of a training, and scores are those of the trained weights,
-not of their averages. But the winner hands back averages. So the trial with the best averages also continues
-(`with_leader`). It wins if its averages are far ahead in the end (`final_score`). These choices, and the errors of
-forecasts, were fitted on recorded trainings and judged on others (`benchmarks/results/replay_notes.md`).
+not of their averages. But the result of the race is the averaged weights of its winner. So the trial with the best
+averages also continues (`with_leader`), and wins if its averages are far ahead in the end (`final_score`). These
+choices, and the errors of forecasts, were fitted on recorded trainings and judged on others
+(`benchmarks/results/replay_notes.md`).
 
-Forecasts decide once, at the last look: a trial behind the leader continues only if its expected gain is worth the rest
-of its training. Otherwise forecasts only tell how sure a choice is.
+Forecasts decide only at the last look, the milestone before the end. There, a trial behind the leader continues only if
+its expected gain is worth the rest of its training. At other times, forecasts only tell how sure a choice is.
 """
 
 from __future__ import annotations
@@ -28,17 +29,19 @@ Curve = Mapping[int, float]
 ERROR = 0.75
 """Standard deviation of the error of a forecast, relative to the root mean square of other trials' remaining changes.
 
-It was chosen on half of the recorded tasks. On the others, the stated probability that a winner is the best is right.
+It was chosen on half of the recorded tasks. On the other half, the stated probability that a winner is the best is
+right.
 """
 
 WORTH = 0.1
-"""Gain that a full training must promise at the last look, relative to the usual change in half of the epochs.
+"""Gain that a full training must promise at the last look, relative to the usual change (see `Race.worthwhile`).
 
-It was chosen on half of the recorded tasks and judged on the others, and vice versa: 0.1 and 0.15 lose no task.
+It was chosen on half of the recorded tasks and judged on the others, and vice versa. With 0.1 or 0.15, no task gets
+clearly worse.
 """
 
 BEHIND = 0.15
-"""Most by which a final score is worse than that of the averages, as a share of the trial's gain in training.
+"""Limit on how much worse a final score is than that of the averages, as a share of the trial's gain in training.
 
 Both halves of the recorded tasks led to this value.
 """
@@ -52,9 +55,10 @@ class ExpectedEnd:
     """A trial's expected final score, as a normal distribution.
 
     Attributes:
-        end: Its mean; not finite if the trial diverged.
-        deviation: Its standard deviation; infinite if nothing is known of the remaining training.
-        shared: Standard deviation of an additional error, which is common to all trials of a race that have one.
+        end: The mean of the distribution; not finite if the trial diverged.
+        deviation: The standard deviation; infinite if nothing is known of the remaining training.
+        shared: Standard deviation of an additional error. The same error applies to all trials of a race whose `shared`
+            is above 0.
     """
 
     end: float
@@ -81,7 +85,7 @@ class Race:
         """Return the trials that continue after a milestone, best first; none if all diverged.
 
         Args:
-            trained: Epochs that all finalists have trained at full size so far.
+            trained: Number of epochs that all finalists together have trained at full size so far.
 
         >>> Race(4, "min", 2, 3.0).promote(2, {0: 0.4, 1: 0.3, 2: 0.9, 3: math.nan}, trained=8)
         [1, 0]
@@ -94,10 +98,11 @@ class Race:
     def worthwhile(self, stop: int, scores: Mapping[int, float], curves: Mapping[int, Curve]) -> list[int]:
         """Return the trials that are worth the rest of their training at the last look, best first.
 
-        The leader always continues. Another trial continues if its expected improvement on the leader exceeds `WORTH`
-        times the usual change, per full training that it still costs. The usual change is the root mean square of the
-        changes of scores since half of the epochs. Final scores are expected at the present scores. Their standard
-        deviation is `ERROR` times the usual change, for each doubling of the epochs.
+        The leader always continues. Another trial continues if its expected improvement on the leader is worth its
+        remaining epochs: at least `WORTH` times the usual change, per full training. The usual change is the root mean
+        square of the changes of scores between the epochs `stop / 2` and `stop`. A final score is expected to equal the
+        present score. Its standard deviation is `ERROR` times the usual change, times the number of doublings from
+        `stop` to `max_t`.
 
         Args:
             curves: Scores by epoch, which show how much trials change.
@@ -142,15 +147,15 @@ class Race:
     ) -> dict[int, ExpectedEnd]:
         """Forecast the final scores of trials.
 
-        A stopped trial is expected to change like the trials that trained to the end, by the median of their changes.
-        The size of their changes determines its uncertainty. A part of the uncertainty is common to all stopped trials,
-        and is larger if fewer trials have ended. Before any trial has ended, nothing is known.
+        A stopped trial is expected to change by the median of the changes of the trials that trained to the end. The
+        size of their changes determines its uncertainty. A part of the uncertainty is common to all stopped trials, and
+        is larger if fewer trials have ended. Before any trial has ended, the uncertainty is infinite.
 
         Args:
             full: Each trial's scores by epoch, up to its last epoch so far.
             over: Trials whose training ended by itself, perhaps before `max_t`.
-            ends: Final scores of trials at their end that averages have changed; other trials' last scores are final.
-                Forecasts do not include such a change.
+            ends: Final scores of ended trials, where averages have changed them (see `final_score`). The last score of
+                any other ended trial is final. Forecasts of stopped trials do not include such a change.
         """
         ended = [n for n, curve in full.items() if math.isfinite(curve.get(self.max_t, math.nan))]
         found = {}
@@ -173,13 +178,16 @@ class Race:
 class RaceRule(SweepRule):
     """Decide each milestone of the race once all trials have come to it, or have ended before.
 
-    If all trials that went on to a milestone are lost, the best of the trials that were stopped last train to it.
+    If all trials that continued to a milestone have failed, the best of the trials that were stopped last train to that
+    milestone.
 
     Attributes:
         race: Chooses the trials that continue. The mode of the state replaces its mode.
         milestones: Epochs at which trials are compared, in rising order. The last one ends the training.
-        last_look: The milestone after which trials continue only if they are worth it; None for no such milestone.
-        by_worth: False lets all trials continue from the last look.
+        last_look: The milestone after which trials continue only if they are worth it (see `by_worth`); None for no
+            such milestone.
+        by_worth: True if only trials that are worth it continue from the last look. If False, all trials continue from
+            it.
     """
 
     race: Race
@@ -195,7 +203,7 @@ class RaceRule(SweepRule):
         if there and sweep.trials[there[0]].dropped:
             return {number: Continue(reached) for number in kept}
         later = [stop for stop in self.milestones if stop > reached]
-        if kept and not later:  # the trials came to their ends
+        if kept and not later:  # the trials have reached the last milestone
             return {}
         return {number: Continue(later[0]) for number in kept} | {n: Stop() for n in sorted(there) if n not in kept}
 
@@ -203,7 +211,8 @@ class RaceRule(SweepRule):
         """Return the trials of the next decision, all of which stand at one milestone.
 
         They are the waiting trials that have not failed or ended by themselves. If there are none, and no trial has
-        ended by itself, they are the trials that were stopped last and of which at least one has a score.
+        ended by itself, they are the stopped trials of one milestone. It is the latest at which a stopped trial has a
+        finite score.
         """
         racing = [number for number in sweep.waiting if sweep.ended.get(number) in (None, "diverged")]
         if racing or "done" in sweep.ended.values():
@@ -246,8 +255,9 @@ def final_score(own: float, averaged: float, first: float, mode: Mode) -> float:
     """Return the score by which a trial is compared in the end.
 
     It is the score of the trained, unaveraged weights. A user who trains the configuration again without averages gets
-    such weights. But the winner hands back its averages, which may be far better under a high rate that does not decay.
-    So the score is worse than that of the averages by at most `BEHIND` of the gain in training.
+    such weights. But the winner of the race is returned with its averaged weights. They may be far better under a high
+    learning rate that does not decay. So the final score is worse than that of the averages by at most `BEHIND` times
+    the gain in training.
 
     Args:
         own: Score of the trained weights. If it is not finite, the trial has no score.
@@ -267,7 +277,7 @@ def final_score(own: float, averaged: float, first: float, mode: Mode) -> float:
 def chances(expected_ends: Mapping[int, ExpectedEnd], mode: Mode) -> dict[int, float]:
     """Return each trial's probability of being the best. They sum to 1; a trial that diverged has 0.
 
-    If nothing is known of the rest of any trial's training, all trials have the same probability.
+    If the deviation of some trial is infinite, all trials that did not diverge have the same probability.
 
     >>> chances({3: ExpectedEnd(0.5, 0.1), 5: ExpectedEnd(0.5, 0.1), 6: ExpectedEnd(math.nan, 0.1)}, "min")
     {3: 0.5, 5: 0.5, 6: 0.0}
@@ -295,16 +305,16 @@ def _no_better(found: ExpectedEnd, value: float, sign: float) -> float:
     """Return the probability that a trial's final score is no better than a value."""
     if not found.deviation:
         return float(sign * found.end <= value)
-    # The formula of `NormalDist.cdf`: making such an object takes three times as long as asking it.
+    # This is the formula of `NormalDist.cdf`. To create such an object would take three times as long as the formula.
     return 0.5 * (1.0 + math.erf((value - sign * found.end) / (found.deviation * math.sqrt(2.0))))
 
 
 def expected_gain(expected_ends: Sequence[ExpectedEnd], mode: Mode) -> float:
-    """Return an upper bound of the improvement by one more full training, if it were drawn like these.
+    """Return an upper bound of the expected improvement by one more full training.
 
-    One more draw from the same distribution beats the best of k in one of k + 1 cases. It then leads by about as much
-    as the best leads the second (exactly so for an exponential tail). It is a bound, because the next configuration of
-    a sweep is probably worse. Return NaN for fewer than two trials.
+    One more draw from the same distribution beats the best of k trials in one of k + 1 cases. It then leads by about as
+    much as the best leads the second (exactly so for an exponential tail). It is a bound, because the next
+    configuration of a sweep is probably worse. Return NaN for fewer than two trials.
 
     >>> expected_gain([ExpectedEnd(end, 0.0) for end in (0.5, 0.625, 0.75)], "max")
     0.03125
@@ -315,7 +325,7 @@ def expected_gain(expected_ends: Sequence[ExpectedEnd], mode: Mode) -> float:
 
 
 def expected_improvement(ahead: float, deviation: float) -> float:
-    """Return the mean of the part of a normal variable above 0 (Jones et al. 1998, eq. 15).
+    """Return the mean of `max(X, 0)` for a normal variable X with mean `ahead` (Jones et al. 1998, eq. 15).
 
     >>> expected_improvement(0.5, 0.0), expected_improvement(-0.5, 0.0), round(expected_improvement(0.0, 1.0), 4)
     (0.5, 0.0, 0.3989)

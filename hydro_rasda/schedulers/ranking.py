@@ -20,8 +20,8 @@ TrialT = TypeVar("TrialT", int, str)
 def rank(scores: Sequence[float], mode: Mode) -> list[int]:
     """Return the indices of `scores`, best first.
 
-    Scores that are not finite come last in both modes, because they are those of diverged trials. Scores that are
-    equal keep the order of their indices, and so do scores that are not finite.
+    Scores that are not finite come last in both modes, because they belong to diverged trials. Scores that are equal or
+    not finite keep the order of their indices.
 
     >>> rank([0.3, float("nan"), 0.1, 0.3], "min")
     [2, 0, 3, 1]
@@ -43,7 +43,7 @@ def ranked(scores: Mapping[TrialT, float], mode: Mode) -> list[TrialT]:
 
 
 LEVEL = 0.05
-"""A verdict is given if the probability of such a correlation by chance is at most this."""
+"""`agreement` gives a verdict if chance alone yields such a correlation with at most this probability."""
 
 _ENUMERATED = 7
 """Largest number of trials for which all orders are enumerated: 7 trials have 5,040 orders."""
@@ -51,19 +51,20 @@ _ENUMERATED = 7
 
 @dataclass(frozen=True)
 class Agreement:
-    """The agreement between two rankings of the finalists: at full size, and by their surrogates.
+    """The agreement between two rankings of the finalists: by their full-size models, and by their surrogates.
 
     Finalists are the best of all surrogates and lie close together. So their order says less than the order of all
-    surrogates. With fewer than four finalists, no order is rare enough for a verdict. With four, two of 24 orders are.
+    surrogates. With fewer than four finalists, no order is rare enough for a verdict. With four, two of the 24 orders
+    are: the same order and the reversed order.
 
     Attributes:
-        epoch: The last epoch that all finalists reached at full size. Scores are those after it. If surrogates trained
-            less, their scores are those after their own last epoch.
-        scores: Maps each trial to its scores on its surrogate and at full size; NaN if it had diverged.
+        epoch: The last epoch that all finalists reached at full size. Scores are measured after it. If surrogates
+            trained fewer epochs, their scores are measured after their own last epoch.
+        scores: Maps each trial to two scores: of its surrogate, and of its full-size model. NaN if that model diverged.
         rho: Spearman's rank correlation; NaN if all trials are equal on surrogates or at full size.
-        by_chance: Probability of a correlation of the same sign that is at least as strong, if all orders at full size
-            are equally likely. It is exact for up to 7 trials, and a normal approximation for more. NaN without a
-            correlation.
+        by_chance: Probability that chance alone yields a correlation of the same sign that is at least as strong.
+            Chance makes all orders at full size equally likely. The probability is exact for up to 7 trials, and a
+            normal approximation for more. NaN without a correlation.
         verdict: "agree" or "disagree", by the sign of `rho`, if `by_chance` is at most 0.05; else "open".
     """
 
@@ -92,7 +93,7 @@ def agreement(epoch: int, scores: Mapping[int, tuple[float, float]], mode: Mode)
 
 
 def _ranks(values: Sequence[float], mode: Mode) -> list[float]:
-    """Return ranks from 0, the best. Values that are equal share their mean rank; diverged trials share the worst."""
+    """Return ranks, 0 for the best. Values that are equal share their mean rank; diverged trials share the worst."""
     losses = [(value if mode == "min" else -value) if math.isfinite(value) else math.inf for value in values]
     return [(sum(v < own for v in losses) + sum(v <= own for v in losses) - 1) / 2 for own in losses]
 

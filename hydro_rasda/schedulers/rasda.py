@@ -1,4 +1,4 @@
-"""RASDA: halving in time, doubling in space; and rules for the number of workers of a surviving trial.
+"""RASDA (halving in time, doubling in space), and rules for the number of workers of a surviving trial.
 
 Aach et al., "Resource-Adaptive Successive Doubling for Hyperparameter Optimization", section 3.1.
 
@@ -7,7 +7,8 @@ their workers. The same factor spaces the milestones (eqs. 2 and 3), at `grace_p
 ASHA, they are at `grace_period * reduction_factor**k`.
 
 `wait=0, grow="due"` is the paper's algorithm. The paper has neither `wait` nor growth by measured gains. Both avoid
-waste: workers may hardly shorten an epoch, their larger batch may teach hardly more, or other trials may wait for them.
+waste. More workers may hardly shorten an epoch, their larger batch may hardly improve the training, or other trials may
+need them more.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ class Growth(NamedTuple):
         base: Workers of a new trial.
         alive: Number of trials that run, wait or have not begun, this trial included.
         capacity: Number of workers on all nodes that are up.
-        seconds: Maps a number of workers to the mean seconds of all trials' epochs so far, each divided by its trial's
-            `work`.
-        free: Workers that no trial holds, once the survivors that are decided together have released theirs.
-        sharing: Number of trials that could use the free workers: the survivors that are decided together, and those
+        seconds: Maps a number of workers to the mean seconds of all epochs so far with that number. The seconds of an
+            epoch are divided by its trial's `work`, its cost relative to other trials.
+        free: Workers that no trial holds after the survivors of the same decision have released theirs.
+        sharing: Number of trials that could use the free workers: the survivors of the same decision, and the trials
             that wait.
         own: Maps a number of workers to the seconds of an epoch of this trial.
         efficiency: The parallel efficiency that the trial measured itself; None to compute it from `own`.
@@ -66,16 +67,16 @@ Resize = Callable[[Growth], int]
 def efficient(
     growth: Growth, factor: int = 2, least_efficiency: float = LEAST_EFFICIENCY, batch_over_noise: float = 1.0
 ) -> int:
-    """Grant the workers due or an even share of the free workers, whichever is less, if more workers pay.
+    """Grant `due` workers or an even share of the free ones, whichever is less, if more workers pay off.
 
-    More workers pay under two conditions. First, the trial's parallel efficiency, relative to the fewest workers that
-    it had, is above a half. Second, the grown batch stays within the gradient noise scale; larger batches need almost
-    proportionally more examples. A trial never gets fewer workers than it has. The number is `base * factor**k`, or the
-    number due.
+    More workers pay off under two conditions. First, the trial's parallel efficiency, relative to the fewest workers
+    that it had, is above `least_efficiency`. Second, the grown batch stays within the gradient noise scale, because a
+    larger batch needs almost proportionally more examples. A trial never gets fewer workers than it has. The number is
+    `due` or `base * factor**k`.
 
     Args:
         factor: Factor by which workers grow.
-        least_efficiency: Replaces the half; 0 accepts any efficiency.
+        least_efficiency: More workers need a parallel efficiency above this; 0 accepts any efficiency.
         batch_over_noise: Largest batch, in gradient noise scales; inf accepts any batch.
 
     >>> survivor = Growth(held=2, due=8, base=2, alive=8, capacity=64, seconds={}, free=32, sharing=5)
@@ -100,7 +101,7 @@ def efficient(
 
 
 def parallel_efficiency(seconds: Mapping[int, float], workers: int) -> float:
-    """Return the speed-up over the fewest measured workers, divided by the growth of workers; 1 if it is unknown.
+    """Return the speed-up over the fewest measured workers, divided by the growth of workers; 1 without a measurement.
 
     >>> parallel_efficiency({2: 80.0, 4: 50.0}, 4)
     0.8
@@ -163,8 +164,8 @@ class RASDA(AsyncSuccessiveHalving):
     def workers_at(self, t: int) -> int:
         """Return the workers due after iteration `t`: `workers * scaling_factor**(rungs survived)`, up to the limit.
 
-        The first survivors grow at the first milestone, as in the paper's Fig. 7. Algorithm 1 of the paper counts from
-        0 instead.
+        The first survivors grow at the first milestone, as in the paper's Fig. 7. By Algorithm 1 of the paper, they
+        would grow only at the second milestone.
 
         >>> rule = RASDA(max_t=40, grace_period=5, workers=2)
         >>> [rule.workers_at(t) for t in (0, 5, 10, 20)]

@@ -14,19 +14,20 @@ from hydro_rasda.schedulers.sweep_state import Standing, SweepState
 
 @dataclass(frozen=True)
 class Continue:
-    """Let a trial train on.
+    """Let a trial continue its training.
 
-    A dropped trial can continue, too. Its checkpoint has been removed, so that it trains again from its first epoch. If
+    A dropped trial can continue, too. Because its checkpoint has been removed, it trains again from its first epoch. If
     a trial may be needed later, leave it waiting: a waiting trial keeps its checkpoint.
 
     Attributes:
         to: The epoch at which the rule is asked again; it must be later than the trial's epoch.
         copy_of: A trial that waits at the same epoch. This trial continues with the weights, the optimizer state and
-            the configuration of that trial (population based training, Jaderberg et al. 2017). None for the trial's
-            own.
+            the configuration of that trial (population based training, Jaderberg et al. 2017). With None, it continues
+            with its own.
         changes: With `copy_of`, new values for hyperparameters of the copied configuration: `lr`, `momentum`,
-            `weight_decay`, `beta1`, `beta2`, `eps`, or any float in it that does not change the model's structure. If
-            the changed configuration breaks a function of `sweep.constraints`, nothing is changed.
+            `weight_decay`, `beta1`, `beta2`, `eps`, or any other float of that configuration that does not change the
+            model's structure. If the changed configuration breaks a function of `sweep.constraints`, nothing is
+            changed.
     """
 
     to: int
@@ -46,8 +47,9 @@ class SweepRule(ABC):
     """Decide which trials of a sweep continue. A subclass in `SweepConfig(rule=...)` replaces successive halving.
 
     A rule keeps nothing between calls: its answer depends only on its constructor's arguments and on the state. So a
-    run that was killed comes to the same decisions again. (The journal also records each decision, and does not ask the
-    rule again.) The following rule lets the better half of the trials continue for twice the epochs:
+    run that was killed comes to the same decisions again. In addition, the journal records each decision, so that a
+    resumed run need not ask the rule for it. The following rule lets the better half of the trials continue for twice
+    the epochs:
 
     >>> class BetterHalf(SweepRule):
     ...     def decide(self, sweep):
@@ -62,9 +64,10 @@ class SweepRule(ABC):
     """
 
     def admit(self, sweep: SweepState) -> int:
-        """Return how many more configurations to admit now. It is asked whenever there is nothing else to decide.
+        """Return the number of configurations to admit now. The sweep asks whenever there is nothing else to decide.
 
-        A searcher learns from a trial's first milestone. So it gives no more while a trial is on its way there.
+        A searcher learns from scores at the first milestone. So it proposes no configuration while a trial trains to
+        it.
         """
         return sweep.left
 
@@ -75,20 +78,20 @@ class SweepRule(ABC):
         New trials wait at epoch 0 for their first milestone.
 
         Returns:
-            Moves of waiting or dropped trials, by number. Other trials stay as they are; an empty answer waits for more
-            results. If nothing trains and nothing continues, the sweep is over.
+            The moves of waiting or dropped trials, by trial number. Trials without a move stay as they are. So an empty
+            answer waits for more results. If nothing trains and nothing continues, the sweep is over.
         """
 
     def finalists(self, sweep: SweepState) -> Sequence[int]:
-        """Return the trials for full size, best first; the first `top_k` train. It is asked when the sweep is over.
+        """Return the trials for full size, best first; only the first `top_k` train. Called when the sweep is over.
 
-        If the time budget ends the sweep early, this is not asked. Then the finalists are the best of the trials that
-        trained longest.
+        If the time budget ends the sweep early, this method is not called. Then the finalists are the best of the
+        trials that trained longest.
         """
         return sweep.best(sweep.top_k)
 
     def epochs(self, sweep: SweepState) -> int:
-        """Estimate the epochs that all trials together will train, for progress; by default, an upper bound."""
+        """Estimate the epochs of all trials together, for the progress display; by default, an upper bound."""
         return (len(sweep.trials) + sweep.left) * sweep.max_t
 
 
@@ -112,7 +115,7 @@ def checked_moves(
     """Return a rule's decision; raise ValueError if it cannot be carried out.
 
     Args:
-        check: Raises ValueError for a configuration that cannot be trained.
+        check: A function that raises ValueError for a configuration that cannot be trained.
     """
     name = type(rule).__name__
     require(isinstance(moves, Mapping), f"sweep.rule {name}: decide(...)", moves, "a dict of moves by trial")
@@ -158,7 +161,7 @@ def _check_going_on(
 
 
 def carry_out(moves: Mapping[int, Move], sweep: SweepState) -> None:
-    """Apply moves to the state: trials continue or stop. A copy of another trial is made elsewhere."""
+    """Apply moves to the state: trials continue or stop. The fields `copy_of` and `changes` are ignored."""
     for number, move in moves.items():
         if isinstance(move, Continue):
             sweep.go_on(number, move.to)
@@ -191,7 +194,7 @@ def plain_move(move: Move) -> list[Any]:
 
 
 def move_of(plain: Sequence[Any]) -> Move:
-    """Return the move of which `plain_move` made these values."""
+    """Restore a move from the values that `plain_move` returned for it."""
     return Stop() if plain[0] is None else Continue(*plain)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from hydro_rasda.schedulers.ranking import Mode
 
 End = Literal["done", "failed", "diverged"]
-"""How a trial of the race ended before its last epoch: by itself, by an error, or because it diverged."""
+"""How a trial of the race ended before its last epoch: it ended itself ("done"), raised an error, or diverged."""
 
 
 class Interval(NamedTuple):
@@ -23,7 +23,7 @@ class Interval(NamedTuple):
     Attributes:
         start: The milestone at which the interval begins; 0 for a new trial.
         config: The trial's hyperparameters in the interval.
-        copy_of: The trial whose weights the interval begins with; None for the trial's own.
+        copy_of: The trial whose weights the interval begins with; None if it begins with the trial's own weights.
     """
 
     start: int
@@ -68,7 +68,7 @@ _PART = 500
 
 @dataclass
 class _Ranking:
-    """Entries in rising order, in parts: to add one to many takes hardly longer than to add one to a few."""
+    """Entries in rising order, in parts, so that adding one to many takes hardly longer than adding one to a few."""
 
     parts: list[list[_Entry]] = field(default_factory=list)
 
@@ -84,7 +84,7 @@ class _Ranking:
         return chain.from_iterable(self.parts)
 
     def best(self, count: int) -> _Entry | None:
-        """Return the last of the best `count` entries, or of all if there are fewer; None if there are none."""
+        """Return the worst of the best `count` entries, or of all if there are fewer; None if there are none."""
         for part in self.parts:
             if count <= len(part):
                 return part[count - 1]
@@ -96,21 +96,23 @@ class SweepState:
     """The state of a sweep, or of the race at full size. Rules only read it; the sweep or the race changes it.
 
     Attributes:
-        mode: "min" if a lower score is better, "max" if a higher one is. With several metrics, a score is a place, from
-            0, among all trials that reached a milestone; the mode is then "min".
+        mode: "min" if a lower score is better, "max" if a higher one is. With several metrics, a score is the trial's
+            rank among all trials that reached a milestone. Rank 0 is the best, so the mode is then "min".
         max_t: Epochs of a full training.
         top_k: Number of finalists.
         seed: The run's seed. A rule that needs random numbers derives them from the seed and the state.
         waiting: Trials that wait for a decision, at a milestone or as new trials; in order of arrival.
         training: Trials that are on their way to a milestone.
-        scores: Maps each milestone to the scores of the trials that reached it; NaN for those that diverged or failed.
-        averages: In the race, maps each milestone to the scores of averaged weights. Trials are missing that have no
-            averages, or whose `scores` are those of averages.
-        ended: In the race, the trials that cannot train on, whatever the rule decides.
+        scores: `scores[milestone][trial]` is the score of a trial that reached the milestone; NaN if it diverged or
+            failed.
+        averages: In the race, `averages[milestone][trial]` is the score of the trial's averaged weights. An entry is
+            missing if the trial has no averages, or if `scores` already has the score of its averages.
+        ended: In the race, maps each trial that cannot train any further, whatever the rule decides, to the way it
+            ended.
         spent: Epochs that all trials have trained so far.
         at_chance: In the race, True if no trial is known to be better than a constant prediction.
-        left: Number of configurations that can be admitted now; 0 once there are no more.
-        idle: True if a device is idle until the rule lets a trial continue.
+        left: Number of configurations that can be admitted now; 0 if none are left.
+        idle: True if a device stays idle until the rule lets a trial continue; False if all devices have work.
     """
 
     def __init__(self, mode: Mode, max_t: int, top_k: int, seed: int = 0) -> None:
@@ -127,7 +129,8 @@ class SweepState:
         self.idle = False
         self._at: dict[int, dict[int, Standing]] = {}
         self._to: dict[int, dict[int, Standing]] = {}
-        # Map a milestone to all finite scores; and to a heap of those of waiting trials, with some of trials that left.
+        # `_ranked[milestone]` has all finite scores. `_hopeful[milestone]` is a heap of the scores of waiting trials.
+        # It may also have scores of trials that no longer wait.
         self._ranked: dict[int, _Ranking] = {}
         self._hopeful: dict[int, list[_Entry]] = {}
         self._diverged: set[int] = set()
@@ -141,7 +144,7 @@ class SweepState:
         return self._to.get(epoch, {})
 
     def best(self, count: int) -> list[int]:
-        """Return the best trials so far, none that diverged or failed: more epochs come first, then better scores."""
+        """Return the `count` best trials, first by epochs, then by score. Diverged and failed trials are left out."""
         found: dict[int, None] = {}
         for stop in sorted(self._ranked, reverse=True):
             for _, number in self._ranked[stop]:
@@ -154,7 +157,7 @@ class SweepState:
     def leading(self, stop: int, count: int) -> list[int]:
         """Return the trials that wait at a milestone and are among the best `count` of all that reached it, best first.
 
-        With many trials, asking after each arrival takes hardly longer than with few.
+        The time for a call hardly grows with the number of trials, so that a rule can ask after each arrival.
         """
         if count < 1 or stop not in self._ranked or (last := self._ranked[stop].best(count)) is None:
             return []
@@ -173,7 +176,7 @@ class SweepState:
     def go_on(self, number: int, to: int, config: Mapping[str, Any] | None = None, copy_of: int | None = None) -> None:
         """Let a trial train to a milestone, perhaps with another configuration or as a copy of another trial.
 
-        A copy does not count as diverged, even if the trial had diverged before.
+        A trial that becomes a copy no longer counts as diverged.
         """
         standing = self._taken(number)
         if copy_of is not None:
@@ -190,11 +193,11 @@ class SweepState:
     def come(
         self, number: int, curve: Mapping[int, float], score: float | None = None, averaged: float | None = None
     ) -> None:
-        """Note that a trial reached the milestone that it was on its way to, or ended before it.
+        """Note that a trial reached its `goal`, or ended before it.
 
         Args:
             score: The score that is compared at the milestone; None for the metric there.
-            averaged: The score of the trial's averaged weights there, if another score is compared.
+            averaged: The score of the trial's averaged weights there; None if it has none, or if `score` is that score.
         """
         standing = self._taken(number)
         stop = standing.goal
@@ -213,7 +216,7 @@ class SweepState:
         self._put(standing)
 
     def place(self, stop: int, places: Mapping[int, float]) -> None:
-        """Replace the scores at a milestone by places, for all trials that reached it."""
+        """Replace the scores of all trials that reached a milestone by `places`, their ranks; 0 is the best."""
         self.scores[stop] |= places
         in_order = sorted((place, number) for number, place in places.items() if math.isfinite(place))
         self._ranked[stop] = _Ranking([in_order] if in_order else [])

@@ -1,7 +1,7 @@
 """A cluster in virtual time: how long a search takes and what it costs on machines that you do not have.
 
 The code of `hydro_rasda.schedulers` decides which trials continue and on how many workers, as in real runs. Only
-learning curves, training costs and nodes are models.
+learning curves, training costs and nodes are simulated.
 
 `forecast(read_past_run("runs/digits"), Scenario(gpus=64))` compares rules, as `hydro-rasda simulate` does. `simulate`
 runs one plan on one workload.

@@ -1,4 +1,4 @@
-"""Virtual time: the queue of future events, and the readings of data, whose ends move as trials come and go."""
+"""Virtual time: the queue of future events, and the readings of data, whose ends move when trials start or stop."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Literal
 Kind = Literal["epoch", "reading", "failure", "repair", "patience"]
 
 Event = tuple[float, int, Kind, int, int]
-"""An event: its time, sequence number, kind, subject (a trial, node or milestone), and the segment of an epoch's trial.
+"""An event: time, sequence number, kind, subject (a trial, node or milestone), and segment.
 
-"reading": an epoch's data begin to be read. The end of reading depends on other trials; only `SharedStorage` knows it.
-"patience": a trial at a milestone has reached its longest wait.
+The segment counts the periods in which a trial had workers. An event with an earlier segment than its trial is void.
+
+"reading": the reading of an epoch's data begins. Its end is no event, because it depends on other trials; see
+`SharedStorage`. "patience": a trial at a milestone has reached its longest wait.
 """
 
 
 class Clock:
-    """The current time and the future events. Among events at the same time, the one planned first comes first."""
+    """The current time and the future events. Events at the same time come in the order in which they were planned."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -45,8 +47,8 @@ class Clock:
 class SharedStorage:
     """Shared storage that delivers `bandwidth` bytes per second, and the trials that read from it now.
 
-    The bytes delivered per trial grow equally for all trials. If this count is b when a reading begins, the reading is
-    done when the count reaches b plus the size of the reading.
+    Each trial gets the same number of bytes per second, and `_delivered` sums them up for one trial. If the sum is b
+    when a reading begins, the reading ends when the sum reaches b plus the size of the reading.
     """
 
     def __init__(self, bandwidth: float) -> None:
@@ -55,7 +57,7 @@ class SharedStorage:
         self._now = 0.0
         self._delivered = 0.0
         self._until: dict[int, float] = {}
-        self._order: list[tuple[float, int]] = []  # heap of `_until`, with readings that were stopped
+        self._order: list[tuple[float, int]] = []  # heap of `_until`, in which stopped readings may remain
 
     def share(self, trials: int, now: float) -> None:
         """Split the bandwidth between this number of trials from now on."""
@@ -73,7 +75,7 @@ class SharedStorage:
         self._until.pop(trial, None)
 
     def due(self) -> float:
-        """Return when the next reading ends, if the number of trials stays the same; inf if nothing is read."""
+        """Return the time at which the next reading ends if no trial starts or stops; inf if nothing is read."""
         while self._order and self._until.get(self._order[0][1]) != self._order[0][0]:
             heapq.heappop(self._order)
         if not self._order:
@@ -82,7 +84,7 @@ class SharedStorage:
         return self._now + max(0.0, missing) * self._trials / self._bandwidth
 
     def end_next(self) -> int:
-        """End the next reading, at the time that `due` returns; return its trial."""
+        """End the next reading at the time that `due` returns, and return its trial."""
         now = self.due()
         _, trial = heapq.heappop(self._order)
         del self._until[trial]

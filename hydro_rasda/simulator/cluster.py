@@ -12,7 +12,7 @@ from hydro_rasda.common.argument_checks import check_int, check_is, check_number
 from hydro_rasda.simulator.training_time import CostModel, Spread
 
 MOST_GPUS = 1_000_000
-"""Most GPUs of a cluster: more would not fit into memory."""
+"""Most GPUs of a cluster. The state of more GPUs would not fit into memory."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ Allocation = Mapping[int, int]
 class Slots:
     """The free workers of each node.
 
-    A trial is put on nodes of one kind if these have enough free workers; the fastest kind comes first. If it fits on
-    one node, it gets the node with the fewest free workers that suffice. Otherwise it gets the nodes with the most free
-    workers, because an all-reduce over few nodes is fast.
+    A trial is put on nodes of one kind if these have enough free workers; the fastest kind comes first. If the trial
+    fits on one node, it gets the fitting node with the fewest free workers. Otherwise it gets the nodes with the most
+    free workers, because an all-reduce over few nodes is fast.
     """
 
     def __init__(self, cluster: Cluster, rng: random.Random) -> None:
@@ -120,7 +120,7 @@ class Slots:
         self._free = list(self._gpus)
         self._up = [False] * len(self._kind)
         self._capacity = 0
-        # For each kind and number of free workers, the nodes. Dicts serve as sets that remember their order.
+        # `_shelves[kind][free]` has the nodes of a kind that have `free` free workers. The dicts serve as ordered sets.
         self._shelves: list[list[dict[int, None]]] = [[{} for _ in range(max(self._gpus) + 1)] for _ in kinds]
         self._free_by_kind = [0] * len(kinds)
         for node in range(len(self._kind)):
@@ -166,21 +166,21 @@ class Slots:
         return Spread(sum(allocation.values()), len(allocation), slowest)
 
     def fail(self, node: int) -> None:
-        """Takes a node out of service."""
+        """Take a node out of service."""
         self._shelves[self._kind[node]][self._free[node]].pop(node)
         self._free_by_kind[self._kind[node]] -= self._free[node]
         self._up[node] = False
         self._capacity -= self._gpus[node]
 
     def repair(self, node: int) -> None:
-        """Bring a node back into service; its workers are free again, except those that trials still have."""
+        """Bring a node back into service. Its workers are free, except those that trials still hold."""
         self._up[node] = True
         self._capacity += self._gpus[node]
         self._shelves[self._kind[node]][self._free[node]][node] = None
         self._free_by_kind[self._kind[node]] += self._free[node]
 
     def _take_whole(self, rank: int, missing: int, taken: dict[int, int]) -> int:
-        """Take all free workers of nodes, most first, while no node has more than are missing; return their number."""
+        """Take whole nodes, those with most free workers first, until one has more than are missing; return the sum."""
         shelves, found = self._shelves[rank], 0
         for free in range(len(shelves) - 1, 0, -1):
             nodes = list(islice(shelves[free], (missing - found) // free))
@@ -196,7 +196,7 @@ class Slots:
         return found
 
     def _best(self, rank: int, missing: int) -> int:
-        """Return the first of the nodes with the fewest free workers that suffice."""
+        """Return a node with the fewest free workers among those with at least `missing`."""
         return next(iter(next(filter(None, self._shelves[rank][missing:]))))
 
     def _move(self, node: int, workers: int) -> None:
@@ -211,9 +211,10 @@ class Slots:
 
 
 class Launching:
-    """The time before a trial's first step: the head node starts processes one by one, and each node copies the data.
+    """The time before a trial's first step, in which the head node starts processes and each node copies the data.
 
-    All nodes copy when the search begins, at the same time and from the same storage, so that they end together.
+    The head node starts one process after another. All nodes begin to copy when the search begins, and share the
+    storage, so that they end at the same time.
     """
 
     def __init__(self, cluster: Cluster, cost: CostModel) -> None:
@@ -223,9 +224,9 @@ class Launching:
         self._staged_at = nodes * cluster.staged_bytes / cluster.storage
 
     def first_step(self, workers: int, now: float) -> float:
-        """Return when a trial that gets workers now begins its first step.
+        """Return the time at which a trial that gets workers now begins its first step.
 
-        Starting its processes keeps the head node busy.
+        Until its processes have started, the head node starts no others.
         """
         self._free_at = max(now, self._free_at) + workers * self._each
         return max(self._free_at + self._restart, self._staged_at)
@@ -233,7 +234,7 @@ class Launching:
 
 @dataclass(slots=True)
 class SimulatedTrial:
-    """A trial: how far it came, the workers that it has, and what its present epoch takes."""
+    """A trial: its progress, its workers, and the time that its present epoch takes."""
 
     name: str
     scores: list[float]

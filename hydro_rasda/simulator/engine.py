@@ -1,10 +1,12 @@
 """The event loop that simulates a search in virtual time.
 
-Events are the end of an epoch, the failure of a node, and its repair. If shared storage is slow, so are the beginning
-and the end of reading an epoch's data. If trials wait for others at a milestone, the end of the wait is an event, too.
-Rules are asked only at milestones: by the contract of `Rule.report`, they decide nothing between them.
+Events are the end of an epoch, the failure of a node, and its repair. If trials share a storage of finite bandwidth,
+the beginning and the end of reading an epoch's data are events, too. If trials wait for others at a milestone, the end
+of a wait is an event. Rules are asked only at milestones, because by the contract of `Rule.report` they decide nothing
+between milestones.
 
-An epoch here is a unit of progress. If a larger batch teaches less per example, it takes more passes over the data.
+Here, an epoch is a unit of progress. If a larger batch needs more examples, an epoch is more than one pass over the
+data.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from hydro_rasda.simulator.training_time import CostModel, Spread
 from hydro_rasda.simulator.workload import Workload
 
 LOOKAHEAD = 16
-"""Number of new trials that wait at a time; a real tuner also has few pending trials. More would change no decision:
-all new trials get the same number of workers, and start in order."""
+"""Number of new trials that wait at a time; a real tuner also has few pending trials. More would change no decision,
+because all new trials get the same number of workers and start in order."""
 
 MAX_RESTARTS = 1000
-"""Most node failures that may hit one trial. After more, the cluster is considered too unreliable ever to finish."""
+"""Most node failures that may hit one trial. After more, the simulation raises RuntimeError: it might never end."""
 
 
 class Simulation:
@@ -46,7 +48,7 @@ class Simulation:
         self._gathering = MilestoneBarrier(plan.rule.wait) if plan.rule.wait else None
         self._milestones = plan.rule.milestones
         self._rungs = {milestone: rung for rung, milestone in enumerate(self._milestones, start=1)}
-        reads = cost.dataset_bytes > 0 and math.isfinite(cluster.storage)  # trials wait for each other's reading
+        reads = cost.dataset_bytes > 0 and math.isfinite(cluster.storage)  # reading takes longer if more trials read
         self._storage = SharedStorage(cluster.storage) if reads else None
         self._training = cache(cost.training)
         curves = zip(workload.scores[:, : plan.rule.max_t].tolist(), workload.work.tolist())
@@ -55,7 +57,7 @@ class Simulation:
         self._queue = Queue()
         self._held = Held()
         self._begun = 0
-        self._fresh = 0  # number of trials in the queue that have never run
+        self._fresh = 0  # number of queued trials that have never run
         self._alive = len(self._trials)
         self._running: dict[int, SimulatedTrial] = {}
         self._clock = Clock()
@@ -115,7 +117,7 @@ class Simulation:
         return self._slots.up < self._gpus or self._queue.fewest <= free
 
     def _admit(self) -> None:
-        """Put the next new trials into the queue, before trials that have run: new trials have waited longer."""
+        """Queue the next new trials, before the trials that have run, because new trials have waited longer."""
         while self._fresh < LOOKAHEAD and self._begun < len(self._trials):
             self._queue.add(self._waiting(self._trials[self._begun]), self._begun - len(self._trials))
             self._begun += 1
@@ -131,7 +133,7 @@ class Simulation:
         return epochs * self._epoch_seconds(self._training(spread) * trial.work) * self._cost.passes(spread.workers)
 
     def _epoch_seconds(self, training: float) -> float:
-        """Return the expected seconds of an epoch, given those of its steps, if as many trials run as now."""
+        """Return the expected seconds of an epoch whose steps take `training` seconds, if as many trials run as now."""
         return self._cost.with_reading(training, self._cluster.storage / max(1, len(self._running)))
 
     def _start(self, index: int, workers: int) -> None:
@@ -205,7 +207,7 @@ class Simulation:
         return True
 
     def _decide_gathered(self) -> None:
-        """Decide on trials that have waited long enough, or whose cohort is there."""
+        """Decide on trials that have waited long enough, or whose cohort has arrived."""
         while self._gathering and (taken := self._gathering.take(self._clock.now)):
             for milestone, scores in taken.items():
                 self._state, decisions = self._rule.decide(self._state, milestone, scores)

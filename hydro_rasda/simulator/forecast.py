@@ -1,4 +1,4 @@
-"""How long a scenario takes under each rule, its GPU hours and its result; and which size and rule to choose."""
+"""Forecast the time, the GPU hours and the result of a scenario under each rule, and recommend a size and a rule."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def simulate(plan: AnyPlan, workload: Workload, cluster: Cluster, cost: CostMode
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Switch the garbage collector off: a simulation makes no cycles, but keeps many objects that it would visit."""
+    """Switch the garbage collector off: it would visit many objects, but a simulation makes no cycles to collect."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -68,13 +68,13 @@ def _no_collector() -> Iterator[None]:
 
 
 TUNE = "tune"
-"""Name that stands for `tune(backend="ray")`, surrogates first, in place of a rule."""
+"""Stands in place of a rule's name for `tune(backend="ray")`, which trains surrogates first."""
 
 TOLERANCE = 0.05
-"""Largest mean regret of a recommended rule, relative to the difference of the best and the median score."""
+"""Largest `Forecast.relative_regret` of a recommended rule."""
 
 MOST_TRIED = 3
-"""Most seeds that are tried for each size and rule while a recommendation is sought."""
+"""Most seeds that `recommend` tries for each size and rule."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +88,14 @@ class Forecast:
         hours: Time until the last trial ends.
         hours_range: The shortest and the longest such time.
         gpu_hours: GPU time of all trials.
-        reserved_gpu_hours: GPU time of the whole cluster from start to end, as a batch system would charge it.
+        reserved_gpu_hours: GPU time of the whole cluster from start to end. A batch system would charge this time.
         utilization: `gpu_hours` over `reserved_gpu_hours`.
         epochs: Epochs trained by all trials; for "tune", only those at full size.
         finished: Number of trials that reached `max_t`.
-        regret: By how much the winner's last score is worse than the best trial's would have been, in the mean; NaN for
-            "tune", whose surrogates' scores say nothing of that.
-        relative_regret: Likewise, over the way from the best trial's last score to the median one's.
-        spending: Use of the GPU time, in GPU hours; of "tune", its race's.
+        regret: Difference between the winner's last score and the score that the best trial would have reached,
+            averaged over seeds. NaN for "tune", because scores of surrogates do not tell it.
+        relative_regret: `regret`, divided by the mean difference between the best and the median trial's last score.
+        spending: Use of the GPU time, in GPU hours, averaged over seeds; for "tune", only that of the race.
         sweep_hours: The part of `hours` that surrogates take; 0 for rules other than "tune".
     """
 
@@ -149,7 +149,7 @@ def _simulated(plan: AnyPlan, workloads: Iterable[Workload], run: PastRun, scena
 
 
 def _regret(outcome: Outcome, workload: Workload) -> tuple[float, float]:
-    """Return how much worse the winner is at the end than the best trial, and how much worse the median trial is."""
+    """Return two differences to the best last score: of the winner's last score, and of the median last score."""
     last = sorted(score for score in workload.scores[:, outcome.max_t - 1].tolist() if math.isfinite(score))
     if not last or not math.isfinite(outcome.best_score):
         return 0.0, 0.0
@@ -182,9 +182,9 @@ def _summary(rule: str, name: str, outcomes: Sequence[Outcome], run: PastRun, sc
 def forecast_tune(run: PastRun, scenario: Scenario) -> list[Forecast]:
     """Forecast `tune(backend="ray")`: the sweep on surrogates, then the finalists under the run's own RASDA.
 
-    Groups of surrogates take as long as in the past run, on any free GPU. At each milestone, finalists wait for each
-    other and are halved. The forecast ignores that `full_trainings` may let more continue. There is no forecast if the
-    run had no surrogates, or timed no full-size epoch.
+    A group of surrogates takes as long as in the past run, and can train on any free GPU. At each milestone, finalists
+    wait for each other and are halved. The forecast ignores that `full_trainings` may let more finalists continue.
+    There is no forecast if the run had no surrogates, or timed no full-size epoch.
     """
     if run.sweep is None or run.finalists is None or run.epoch_seconds is None:
         return []
@@ -232,9 +232,9 @@ class Recommendation:
     """The recommendation for a search with a deadline or a budget.
 
     Attributes:
-        rule: The best forecast of a rule that keeps the limits for each seed, and whose winner is about the best trial
-            (`TOLERANCE`). With a deadline, the best reserves the fewest GPU hours; otherwise it is the fastest. None if
-            no rule keeps the limits.
+        rule: The best forecast of a rule that keeps the limits with each seed, and whose winner is nearly the best
+            trial (see `TOLERANCE`). With a deadline, the best forecast is the one with the fewest reserved GPU hours.
+            Otherwise it is the fastest one. None if no rule keeps the limits.
         tune: The best forecast of `tune()` that keeps the limits; None if none does, or if the past run had no
             surrogates.
         nearest: The forecast that comes nearest to the limits.
@@ -250,13 +250,14 @@ def recommend(
 ) -> Recommendation:
     """Choose the number of GPUs, the workers of a new trial and a rule, for a deadline, a budget or both.
 
-    It tries 1, 2, 4, ... GPUs up to the scenario's, and workers from the scenario's number on, doubled up to a node's
-    GPUs.
+    It doubles the number of GPUs from the scenario's `workers` up to its `gpus`. For each, it doubles the workers of a
+    new trial from the scenario's `workers` up to the GPUs of a node.
 
     Args:
-        scenario: Its `gpus` are the most to use; its `workers` are the fewest of a new trial.
+        scenario: Its `gpus` is the largest number of GPUs to try; its `workers` is the smallest number of workers of a
+            new trial.
         within_hours: The deadline.
-        gpu_hours: The budget in reserved GPU hours: all GPUs from start to end.
+        gpu_hours: The budget in reserved GPU hours, which count all GPUs from start to end.
 
     Raises:
         ValueError: as in `forecast`, or if a limit is not above 0, or if no limit is given.
@@ -274,7 +275,7 @@ def recommend(
             tried += forecast(run, replace(scenario, gpus=gpus, workers=workers, seeds=min(scenario.seeds, MOST_TRIED)))
 
     def over(each: Forecast) -> float:
-        """Return how far a forecast's longest search exceeds the limits; at most 1 if it keeps them."""
+        """Return the largest ratio of a forecast's longest search to a limit; at most 1 if it keeps the limits."""
         longest = each.hours_range[1]
         times = 0.0 if within_hours is None else longest / within_hours
         return max(times, 0.0 if gpu_hours is None else longest * each.gpus / gpu_hours)

@@ -17,12 +17,12 @@ class TrialOutcome:
     """The outcome of one trial.
 
     Attributes:
-        epochs: Number of epochs trained, without those that failures undid.
+        epochs: Number of trained epochs, without epochs that node failures undid.
         score: The score after the last of these epochs.
         ended: Virtual seconds from the start of the search to the end of the trial.
         waited: Seconds in the queue: before the start, at each resize and after each failure.
         restarts: Number of node failures that hit the trial.
-        lost_epochs: Epochs that failures undid.
+        lost_epochs: Epochs that node failures undid; they are trained again.
     """
 
     epochs: int
@@ -112,8 +112,8 @@ class Spending(NamedTuple):
     """GPU seconds of a search. Their sum is the time of the whole cluster from start to end.
 
     Attributes:
-        training: Time that the epochs would have taken on the workers of a new trial.
-        growing: Further time of the epochs, because more workers do not shorten them in proportion.
+        training: Time that all epochs would have taken with the number of workers of a new trial.
+        growing: Additional time of the epochs, because more workers do not shorten an epoch in proportion.
         restarts: Time from the grant of workers to the first step.
         idle: Time of GPUs that no trial had.
     """
@@ -135,7 +135,10 @@ class Spending(NamedTuple):
 
 
 def spending(outcome: Outcome, cost: CostModel, workers: int, gpus_per_node: int) -> Spending:
-    """Split the GPU time of a search by use. A new trial has `workers`; each trial is on as few nodes as possible."""
+    """Split the GPU time of a search by use.
+
+    `workers` is the number of workers of a new trial. Each trial is assumed to be on as few nodes as possible.
+    """
 
     @cache
     def epoch(count: int) -> float:
@@ -153,9 +156,9 @@ def spending(outcome: Outcome, cost: CostModel, workers: int, gpus_per_node: int
 
 
 def why(slower: Spending, faster: Spending, epochs: tuple[float, float], gpus: int) -> str:
-    """Say in words what makes up most of the time by which a search is slower than another on the same cluster.
+    """Say in words the main reason why one search is slower than another on the same cluster.
 
-    `epochs` are those of the slower and of the faster search.
+    `epochs` has two numbers: the epochs of the slower search, and those of the faster one.
     """
     more = {name: getattr(slower, name) - getattr(faster, name) for name in Spending._fields}
     most = max(more, key=more.__getitem__)

@@ -1,4 +1,4 @@
-"""Measurements of a past run, how trials learn and how long an epoch takes; and how to read a run of this library.
+"""Measurements of a past run: learning curves and the time of an epoch. Also reads them from a run of this library.
 
 Reading writes nothing, so that a run in progress can be read, too.
 """
@@ -30,7 +30,8 @@ class SweepCost(NamedTuple):
 
     Attributes:
         device_seconds: Device time of all groups together.
-        longest: Sum over rungs of the seconds of the slowest group. No number of devices makes a sweep shorter.
+        longest: Sum over rungs of the seconds of each rung's slowest group. A sweep takes at least this time on any
+            number of devices.
     """
 
     trials: int
@@ -44,8 +45,8 @@ class PastRun:
     """Measurements of a past run.
 
     Attributes:
-        workload: All trials of the run, in their order there. `work` is measured by comparing trials over the same
-            epochs. It is 1 for trials without such epochs. In a run of this library, these are epochs at full size.
+        workload: All trials, in the order of the run. `work` is measured by comparing trials over the same epochs. In a
+            run of this library, these are epochs at full size. A trial that has no such epochs has a `work` of 1.
         epoch_seconds: Median time of a full-size epoch on one device of that run, for a trial whose `work` is 1; None
             if no epoch was timed.
         restart_seconds: Seconds from a resize to the next step, as measured in the run; None if it had no resizes.
@@ -73,9 +74,9 @@ class PastRun:
 def continued(scores: Floats) -> Floats:
     """Fill in the scores [N, T] of epochs that a trial did not train (NaN); inf stands for failure and becomes NaN.
 
-    A missing score changes from epoch to epoch by the average change of the trials that trained the epoch. If none did,
-    it stays the same. So trials that were stopped together keep their order. Before a trial's first score, that score
-    is used.
+    A missing score changes from epoch to epoch by the average change of the trials that trained the epoch. If no trial
+    trained it, the score stays the same. So trials that were stopped together keep their order. Before a trial's first
+    score, that score is used.
 
     >>> continued(np.array([[5.0, 3.0, 2.0], [6.0, np.nan, np.nan]])).tolist()
     [[5.0, 3.0, 2.0], [6.0, 4.0, 3.0]]
@@ -104,12 +105,14 @@ def costs(stretches: Mapping[Stretch, Mapping[int, float]]) -> tuple[float | Non
     """Return the seconds of an epoch on one device, and the cost of each trial relative to these seconds.
 
     A machine's speed changes with other programs, and with the number of trials that are left. So a trial is compared
-    with trials that trained the same epochs on the same number of workers; each is taken relative to its own cost so
-    far. Epochs that a trial trained alone do not count. The median of several comparisons counts. The seconds are the
-    median over the fewest workers, because with more workers, more time is lost.
+    with trials that trained the same epochs on the same number of workers. In this comparison, the seconds of each of
+    them are divided by its own relative cost so far. Epochs that a trial trained alone do not change its cost. The cost
+    of a trial is the median of its comparisons. The returned seconds are the median over epochs on the fewest workers,
+    because more time is lost with more workers; None if there are no stretches.
 
     Args:
-        stretches: Maps stretches and trials to the seconds that an epoch would have taken on one worker.
+        stretches: `stretches[stretch][trial]` is the seconds that an epoch of the stretch would have taken on one
+            worker.
     """
     compared: dict[int, list[float]] = {}
     for _, seconds in sorted(stretches.items()):
@@ -124,9 +127,9 @@ def costs(stretches: Mapping[Stretch, Mapping[int, float]]) -> tuple[float | Non
 
 
 def restart_seconds(gaps: Sequence[float]) -> float | None:
-    """Estimate the seconds of a restart from the gaps at resizes of a run's trials; None without gaps.
+    """Estimate the seconds of a restart from the pauses at resizes of a run's trials; None without pauses.
 
-    In some gaps, a trial also waited for workers, which does not belong to a restart. So the lower quartile is taken.
+    In some pauses, a trial also waited for workers, which is no part of a restart. So the lower quartile is returned.
     """
     return sorted(gaps)[(len(gaps) - 1) // 4] if gaps else None
 
@@ -143,8 +146,8 @@ def read_run(folder: str | Path) -> PastRun:
     """Read `run.json` and `journal.jsonl` in the folder of a run.
 
     The curves are those of the surrogates, because every trial has one. If a run had no surrogates, they are those of
-    the full-size models. If a trial was stopped early, `continued` fills in its later scores. A trial that failed has
-    NaN.
+    the full-size models. If a trial was stopped early, `continued` fills in its later scores. The scores of a failed
+    trial are NaN.
     """
     path = Path(folder)
     for name in (SPEC, JOURNAL):
@@ -179,7 +182,7 @@ def _workload(
     units: Mapping[str, Unit], heat: str, of_all: bool, settings: Mapping[str, Any], work: Mapping[int, float]
 ) -> Workload:
     metric, mode, _ = split_metrics(settings["metric"], settings["mode"])
-    # A failure at full size says nothing of the trial's surrogate.
+    # A failure at full size says nothing about the trial's surrogate.
     own = [unit for key, unit in units.items() if heat == "race" or not key.startswith("race/")]
     lines = (line for unit in own for line in unit.lines)
     numbers, scores = _curves(lines, heat, of_all, metric, int(settings["max_t"]))
@@ -202,7 +205,7 @@ def _curves(lines: Iterable[Line], heat: str, of_all: bool, metric: str, max_t: 
 
 
 def _full_size(units: Mapping[str, Unit]) -> Iterator[tuple[int, Unit, dict[int, int | None]]]:
-    """Yield units that trained a full-size trial, with its number and the workers of each epoch, None if unknown."""
+    """Yield the number of a full-size trial, a unit that trained it, and its workers by epoch (None if unknown)."""
     for number, unit in trained_spans(units):
         if epochs := [*_metrics(unit.lines, "race")]:
             yield number, unit, {line["epoch"]: line.get("workers") for line in epochs}
@@ -213,7 +216,7 @@ def _metrics(lines: Iterable[Line], heat: str) -> Iterator[Line]:
 
 
 def _stretches(units: Mapping[str, Unit]) -> dict[Stretch, dict[int, float]]:
-    """Map stretches and trials to the seconds that an epoch would have taken on one worker."""
+    """Map each stretch and trial to the seconds that an epoch would have taken on one worker."""
     found: dict[Stretch, dict[int, float]] = {}
     for trial, unit, told in _full_size(units):
         workers = [count or 1 for count in told.values()]
@@ -223,7 +226,7 @@ def _stretches(units: Mapping[str, Unit]) -> dict[Stretch, dict[int, float]]:
 
 
 def _resizes(units: Mapping[str, Unit]) -> list[float]:
-    """Return the seconds between units in which full-size trials did not train, because their workers changed."""
+    """Return the seconds of each pause in which a full-size trial did not train because its workers changed."""
     gaps: list[float] = []
     before: dict[int, tuple[int, float]] = {}
     for trial, unit, told in _full_size(units):

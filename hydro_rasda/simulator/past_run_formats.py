@@ -1,6 +1,7 @@
-"""The only entry to past runs of all formats: a run of this library, a CSV file, a data frame, a Ray Tune experiment.
+"""Read a past run of any format: a run of this library, a CSV file, a data frame or a Ray Tune experiment.
 
-For each trial of an experiment, its `result.json` or `progress.csv` is read, without Ray.
+All other modules read past runs through `read_past_run`. To read an experiment, Ray is not needed: the `result.json` or
+`progress.csv` of each trial is read.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 MOST_EPOCHS = 100_000
-"""Most epochs of a trial. A larger number is considered a mistake, such as steps in place of epochs."""
+"""Most epochs of a trial. A larger number is taken for a mistake, for example a column of steps instead of epochs."""
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "trial": ("trial", "trial_id"),
@@ -42,7 +43,7 @@ NEEDED = ("trial", "epoch")
 
 
 class EpochRow(NamedTuple):
-    """An epoch, from 1, of one trial. Unknown seconds are NaN; a score of NaN is unknown, or the trial diverged."""
+    """An epoch of one trial, counted from 1. NaN seconds are unknown. A NaN score is unknown, or the trial diverged."""
 
     trial: str
     epoch: int
@@ -54,11 +55,11 @@ class EpochRow(NamedTuple):
 def of_rows(
     rows: Iterable[EpochRow], metric: str, mode: Mode, failed: Collection[str] = (), gaps: Sequence[float] = ()
 ) -> PastRun:
-    """Make a past run from its rows. If an epoch has several rows, the last known values count.
+    """Make a past run from rows of epochs. If an epoch has several rows, the last known values count.
 
     Raise ValueError if no score is finite.
 
-    `gaps` are the seconds that resizes took.
+    `failed` names the trials that failed. `gaps` has the seconds of each resize.
     """
     of: dict[str, dict[int, EpochRow]] = {}
     for row in rows:
@@ -133,7 +134,7 @@ def read_columns(columns: Mapping[str, Sequence[Any]], metric: str | None, mode:
 
 
 def needed_mode(mode: Mode | None) -> Mode:
-    """Return the mode, which these formats do not contain; raise ValueError if it is missing or unknown."""
+    """Return `mode`, because these formats do not contain one; raise ValueError if it is None or unknown."""
     check_mode(mode)
     assert mode is not None
     return mode
@@ -176,10 +177,10 @@ def is_experiment(folder: Path) -> bool:
 def read_experiment(folder: Path, metric: str | None, mode: Mode | None) -> PastRun:
     """Read the reports of all trials.
 
-    An epoch is a `training_iteration`. Its seconds are the reported `epoch_seconds`, otherwise Tune's
-    `time_this_iter_s`; not for the first epoch after a start, where Tune includes the start. Its workers are the
-    reported `workers` of elastic trials, otherwise 1. A restart is the time between two reports on different numbers of
-    workers, without the epoch."""
+    An epoch is a `training_iteration`. Its seconds are the reported `epoch_seconds`, or else Tune's `time_this_iter_s`.
+    For the first epoch after a start, Tune's time includes the start. So it counts only if no epoch has a better time.
+    The workers of an epoch are the reported `workers` of elastic trials, or else 1. The seconds of a restart are the
+    time between two reports with different numbers of workers, without the seconds of the epoch."""
     reports = {trial.name: list(_reports(trial)) for trial in sorted(_trial_folders(folder))}
     reported = {name for lines in reports.values() for line in lines for name in line if is_metric(line[name])}
     names = sorted(name for name in reported - _TUNES if not name.startswith(("config", "perf/")))
@@ -227,7 +228,7 @@ def _reports(trial: Path) -> Iterator[Report]:
 
 
 def _flat(report: Report, within: str = "") -> dict[str, Any]:
-    """Name values of nested dicts like Tune's schedulers and CSV files: `val/loss`."""
+    """Flatten nested dicts, with names as in Tune's schedulers and CSV files, for example `val/loss`."""
     found: dict[str, Any] = {}
     for name, value in report.items():
         nested = isinstance(value, dict)
@@ -274,7 +275,7 @@ def _workers_ray_tune(line: Report) -> int:
 def _resized(before: Report, line: Report) -> bool:
     """Return whether a trial's number of workers changed between two reports that follow each other.
 
-    When Tune resumes, reports between them may be missing.
+    Return False if reports are missing between the two, which can happen when Tune resumes.
     """
     next_one = line["training_iteration"] == before["training_iteration"] + 1
     return next_one and _workers_ray_tune(before) != _workers_ray_tune(line)
@@ -295,11 +296,12 @@ def read_past_run(run: str | Path | pd.DataFrame, metric: str | None = None, mod
     Args:
         run: The folder of a run of this library or of a Ray Tune experiment, a CSV file, or a pandas frame. A file or
             frame has a row for each trial and epoch. Its columns are trial (or trial_id), epoch (or
-            training_iteration), a metric, and, if known, the seconds and workers of the epoch. A trial without a score
-            diverged if other trials have scores for that epoch, and it has none later. Other empty cells are unknown
-            scores.
-        metric: The name of the score; None if there is only one. A run of this library knows its metric.
-        mode: "min" if a lower score is better, "max" if a higher one is. A run of this library knows its mode.
+            training_iteration), a metric, and, if known, the seconds and workers of the epoch. An empty score means
+            that the trial diverged, if other trials have a score for that epoch and this trial has no later score.
+            Other empty scores are unknown.
+        metric: The name of the score. None for the metric that the run itself records, or else for the only one.
+        mode: "min" if a lower score is better, "max" if a higher one is. None for a run of this library, which knows
+            its mode.
 
     Raises:
         FileNotFoundError: if there is no such file, or the folder contains no run.

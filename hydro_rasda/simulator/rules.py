@@ -1,7 +1,7 @@
 """The rules of `hydro_rasda.schedulers` behind one interface.
 
-At milestones, a `Rule` decides which trials continue and how many workers they are due. A `Resize` policy decides how
-many of these workers they take. It belongs to the rule or to the plan.
+At milestones, a `Rule` decides which trials continue and how many workers they are due. A `Resize` policy of the rule
+or of the plan decides how many of these workers they take.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Rule(Protocol[StateT]):
 
     @property
     def wait(self) -> float:
-        """Longest wait for a trial's cohort, relative to the time that the trial took (see `MilestoneBarrier`)."""
+        """Longest wait of a trial for its cohort, relative to its time to the milestone (see `MilestoneBarrier`)."""
 
     def resize(self, growth: Growth) -> int:
         """Decide the number of workers with which a survivor continues."""
@@ -90,8 +90,8 @@ class Plan(Generic[StateT]):
 
     Attributes:
         rule: Decides which trials continue.
-        resize: Decides the number of workers; None for the rule's own decision.
-        patience: After this number of starts of trials that waited less, the longest waiting trial is next; see
+        resize: Decides the number of workers of a survivor; None lets `rule.resize` decide.
+        patience: After this number of starts in a row that overtook the longest waiting trial, that trial is next; see
             `place`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The scenario of a forecast: trials, rules and cluster. Values that are not given are taken from the past run."""
+"""The scenario of a forecast: trials, rules and cluster. Most values that are None are taken from the past run."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ RULES: Mapping[str, str] = {
     "efficient": "RASDA, efficient growth",
     "both": "RASDA, both",
 }
-"""Rules that can be compared, with their names for people. "waiting" sets `wait`, "efficient" sets
-`grow="efficient"`."""
+"""Rules that can be compared, with their names for people. "waiting" sets `wait`, "efficient" sets `grow="efficient"`,
+and "both" sets both."""
 
 RESTART_SECONDS = 30.0
 """Seconds of a restart, if neither the scenario nor the past run has them."""
 
 MOST_SECONDS = 1e9
-"""Most seconds of an epoch or a restart: 32 years. More is a mistake, and sums would overflow."""
+"""Most seconds of an epoch or a restart: 32 years. A larger value is a mistake, and sums would overflow."""
 
 _LEAST = {
     **dict.fromkeys(("trials", "max_t", "grace_period", "workers", "max_workers", "seeds"), 1),
@@ -49,11 +49,12 @@ _NOT_BELOW_ZERO = ("restart_seconds", "launch_seconds", "wait")
 
 @dataclass(frozen=True)
 class Scenario:
-    """A question to the simulator. Arguments that are None are taken from the past run.
+    """A cluster and a search to simulate. Arguments that are None are taken from the past run, unless stated otherwise.
 
     Attributes:
         rules: Names in `RULES`.
-        trials: Number of configurations to try; None for the past run's. A larger number repeats the run's curves.
+        trials: Number of configurations to try; None for the number in the past run. A larger number repeats the run's
+            curves.
         max_t: Epochs of a full training.
         grace_period: Epochs before the first decision; None for the past run's, or else a quarter of `max_t`.
         reduction_factor: The paper's rf; None for the past run's, or else 2.
@@ -63,15 +64,16 @@ class Scenario:
         wait: Longest wait of a trial at a milestone, relative to its time to get there, under the rules that wait.
         seeds: Number of simulations, of which the median is taken.
         speed: Speed of a GPU, relative to the past run's device.
-        epoch_seconds: Seconds of an epoch of the full-size model on one GPU; it replaces `speed`.
+        epoch_seconds: Seconds of an epoch of the full-size model on one GPU; it replaces `speed`. None for the past
+            run's time, divided by `speed`.
         steps: Steps of an epoch on one GPU; None to compute them from the past run's data.
         parameters: Parameters of the full-size model; None for the past run's. If unknown, gradients cost nothing.
         serial: Share of an epoch that more GPUs do not shorten.
         intra_bandwidth: GB/s of a GPU within its node.
         inter_bandwidth: GB/s of a node.
         jitter: Relative standard deviation of step times.
-        restart_seconds: Seconds from the grant of GPUs to the first step; None for those of the past run's resizes, or
-            30.
+        restart_seconds: Seconds from the grant of GPUs to the first step; None for the time that the past run's resizes
+            took, or for 30 if it had none.
         launch_seconds: Seconds that the head node takes to start one process; it starts them in turn.
         mtbf_hours: Mean hours between failures of a node; None for no failures.
     """
@@ -151,7 +153,7 @@ def _check_costs(scenario: Scenario, run: PastRun) -> None:
 
 
 def plans(scenario: Scenario, run: PastRun) -> dict[str, AnyPlan]:
-    """Return the plans to compare, by the name of the rule; open values are taken from the past run."""
+    """Return the plans to compare, by the name of the rule. Values that are None are taken from the past run."""
     max_t, grace, rf, sf = _halving(scenario, run)
     workers, mode = scenario.workers, run.workload.mode
     rasda = RASDA(max_t, grace, rf, sf, workers, scenario.max_workers, mode=mode)
@@ -196,7 +198,7 @@ def _steps(scenario: Scenario, run: PastRun) -> float | None:
 
 
 def cost_model(scenario: Scenario, run: PastRun) -> CostModel:
-    """Return the past run's epoch time and model size as a cost model, with the scenario's network links."""
+    """Return a cost model with the past run's epoch time and model size, and with the scenario's network links."""
     seconds, steps = epoch_seconds(scenario, run), _steps(scenario, run) or 1.0
     return CostModel(
         step_seconds=seconds * (1 - scenario.serial) / steps,

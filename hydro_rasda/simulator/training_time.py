@@ -1,4 +1,4 @@
-"""The time of data-parallel training: of an epoch, a restart and a checkpoint.
+"""The time that an epoch, a restart and a checkpoint take in data-parallel training.
 
 An epoch on `n` workers, which are spread over `m` nodes, takes:
 
@@ -61,14 +61,14 @@ class CostModel:
         gradient_bytes: Size of the gradients, which are averaged over the workers after each step.
         intra: Connection of each worker to the others on its node.
         inter: Connection of each node to the others.
-        overlap: Share of a step's compute during which gradients are communicated, too.
+        overlap: Share of a step's compute during which gradients are already communicated.
         jitter: Standard deviation of a worker's step time, relative to its mean. A step ends with its slowest worker.
         epoch_noise: Standard deviation of the logarithm of an epoch's time.
         restart_seconds: Seconds from the grant of workers to a trial until its first step.
         checkpoint_seconds: Seconds to write a checkpoint, which happens at each milestone.
         dataset_bytes: Bytes that an epoch reads from shared storage; 0 if the data stay in memory.
-        noise_scale: The gradient noise scale, in batches of one worker; inf if a larger batch teaches as much per
-            example. See `passes`.
+        noise_scale: The gradient noise scale, in batches of one worker; inf if a larger batch needs no more examples.
+            See `passes`.
 
     Raises:
         ValueError: if a value is out of range, or not finite where it must be.
@@ -119,14 +119,14 @@ class CostModel:
         return self.steps / spread.workers * self.step(spread)
 
     def with_reading(self, training: float, storage: float) -> float:
-        """Return the seconds of one epoch, given those of its steps. Data are read during the steps."""
+        """Return the seconds of one epoch, given the seconds of its steps. Data are read during the steps."""
         return max(training, self.dataset_bytes / storage) + self.serial_seconds
 
     def passes(self, workers: int) -> float:
-        """Return the passes over the data that teach as much as one pass of a single worker, whose batch is smaller.
+        """Return the number of passes over the data that train as well as one pass with a single worker.
 
-        McCandlish et al., "An empirical model of large-batch training" (2018), eq. 2.11: a batch as large as the noise
-        scale needs twice as many examples as a tiny batch.
+        With more workers, the batch is larger and needs more examples. McCandlish et al., "An empirical model of
+        large-batch training" (2018), eq. 2.11: a batch of the noise scale needs twice the examples of a tiny batch.
 
         >>> CostModel(step_seconds=0.5, steps=100, noise_scale=4.0).passes(16)
         4.0

@@ -25,13 +25,12 @@ class Workload:
 
     Attributes:
         scores: [N, T], the score of trial i after epoch t + 1; NaN if it had diverged.
-        work: [N], time of an epoch of trial i, relative to that of the cost model.
+        work: [N], time of the training steps of trial i, relative to the steps of the cost model.
         mode: "min" if a lower score is better, "max" if a higher one is.
 
     Raises:
         ValueError: if an argument is not an array of numbers, shapes differ, `work` is not finite and positive, or
-            `mode`
-            is unknown.
+            `mode` is unknown.
     """
 
     scores: Floats
@@ -82,13 +81,13 @@ def _array(name: str, value: object) -> Floats:
 
 
 def power_law(trials: int, epochs: int, seed: int, noise: float = 0.01, work_spread: float = 0.0) -> Workload:
-    """Return noisy curves `a + b * t**-c` with random a, b and c, for use if there are no measured curves.
+    """Return noisy curves `a + b * t**-c` with random a, b and c, as a replacement for measured curves.
 
     Domhan et al., "Speeding up automatic hyperparameter optimization ... by extrapolation of learning curves" (2015),
     call them pow3.
 
     Args:
-        seed: Draws a from U(0.1, 1), b from U(0.5, 2), c from U(0.2, 1), noise and work.
+        seed: Seed of the random draws: a from U(0.1, 1), b from U(0.5, 2), c from U(0.2, 1), noise and work.
         noise: Standard deviation of a score.
         work_spread: Standard deviation of the logarithm of `work`.
     """
