@@ -38,8 +38,8 @@ ENTRANTS = 8
 """Trials that enter the heat, at most."""
 
 DEAREST = 1.0
-"""Most full trainings that `ENTRANTS` trials may cost in the heat, by counted operations. In return, full-size training
-costs one or two full trainings less than without the heat."""
+"""Highest cost of `ENTRANTS` trials in the heat, in full trainings by counted operations. In return, training at full
+size costs one or two full trainings less than without the heat."""
 
 LEAST_STEP = 3e8
 """Least number of multiplications in the full-size model's forward pass on a batch for which a middle heat is planned.

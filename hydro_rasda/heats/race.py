@@ -145,7 +145,7 @@ class Race(Heat):
         return bool(there)
 
     def _see_scores(self, stop: int, there: Sequence[int]) -> None:
-        """Add to the state the trials' ranks by several metrics, and whether all trials are at chance level."""
+        """Add to the state the trials' places (`Comparison.places`), and whether all trials are at chance level."""
         run, state = self._run, self.state
         scores = {number: deciding_curve(run.history, number).get(stop, math.nan) for number in there}
         if run.settings.comparison.by_place:
