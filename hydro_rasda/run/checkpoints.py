@@ -22,7 +22,7 @@ WRITTEN_AS = "written_as"
 """Key in a run's checkpoints. It holds the run's `id` and the name of the checkpoint file."""
 
 _CHECKPOINT = 2
-"""Levels of a checkpoint below the run's folder."""
+"""Depth of a checkpoint file below the run's folder."""
 
 
 class DamagedCheckpoint(RuntimeError):
