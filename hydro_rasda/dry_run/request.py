@@ -133,7 +133,7 @@ class Request:
 
     @cached_property
     def folds(self) -> Folds | None:
-        """The folds of the training data, if `val_data` is a splitter; on the CPU."""
+        """The folds of the training data, on the CPU; None if `val_data` is not a splitter."""
         if self.sweeps or not is_splitter(self.val_data):
             return None
         seed = self.settings.seed
@@ -152,7 +152,7 @@ class Request:
         return {name: function for name, function in given.items() if function is not None}
 
     def searcher(self) -> Searcher | None:
-        """Return a copy of the searcher that knows the space. The user's own stays unchanged, for further runs."""
+        """Return a copy of the user's searcher that knows the space. The user's object can serve further runs."""
         asked = self.settings.sweep.searcher
         if isinstance(asked, str):
             return named_searcher(asked, self.space, self.settings)
