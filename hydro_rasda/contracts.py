@@ -81,7 +81,7 @@ class Group:
 class Task:
     """A unit of work of one heat, from one milestone to the next.
 
-    A task of the sweep or of the middle heat is groups of surrogates, which train at the same time. A task of the race
+    A task of the sweep or of the middle heat has groups of surrogates, which train at the same time. A task of the race
     is one full-size model; `full_size_task` makes it.
 
     Attributes:

@@ -81,27 +81,28 @@ def tune(
     """Find good hyperparameters for a model, and train the full-size model with them.
 
     The sweep tries many configurations on narrow surrogates of the model (muP: Yang et al. 2022; Hydro: Hu et al.
-    2023), fused into few models and halved at each rung. The race trains the best of them at full size, and halves
-    them at milestones (RASDA: Aach et al. 2024). The winner is the best of those that trained for `max_t` epochs.
+    2023). It fuses the surrogates into few models. By default, the best third goes on from each rung. The race trains
+    the best configurations at full size, and halves them at milestones (RASDA: Aach et al. 2024). The winner is the
+    best of those that trained for `max_t` epochs.
 
     Args:
         model_fn: `model_fn(config, width_ratio)` builds the model at the fraction `width_ratio` of its full width.
             `model_fn(config)` builds it at full width, and `surrogate.shrink` makes it narrower. A second argument
-            with the default 1.0 is also taken as the ratio, if its name says so (`width`, `width_mult`, `scale`,
-            `ratio`, `r`) and no other argument is like it. The run's first lines then name it.
+            with the default 1.0 also counts as the ratio if its name says so (`width`, `width_mult`, `scale`, `ratio`,
+            `r`). But no other argument may look like a ratio. The run's first lines then name the argument.
         space: Maps hyperparameters to domains of `hydro_rasda` or Ray Tune. It needs `lr`. `fusion.keys` lists all keys
             that the library reads, such as `optimizer`, `batch_size` and `schedule`. `model_fn` gets all keys.
         train_data: Tensors or NumPy arrays `(inputs, target)`, a map-style Dataset, or a function
             `make_loader(batch_size)`. A batch of N tensors is a tuple of N tensors, also for N = 1. Data that cannot be
             pickled are read only by this process. Before any training, data are read once, for at most 5 seconds. A
             loader without an end needs a length, after which an epoch is over.
-        val_data: Validation data in one of these forms. Their scores compare trials. Or a scikit-learn splitter: with
+        val_data: Validation data in one of the same forms; they compare trials. Or a scikit-learn splitter: with
             `KFold(5)`, each configuration trains on five folds of `train_data`, and the mean of their scores decides.
             Then `train_data` must be tensors or a Dataset, and epochs of all folds are as long as those of the shortest
             fold.
         loss_fn: Mean loss of `(output, target)`, or of `(output, target, config)`; batches are then `(inputs, target)`.
-            None for cross-entropy. A loss must not have parameters to train: they belong to the model. `config` is the
-            configuration without the library's keys. In a fused group, a float in it may be a tensor without
+            None for cross-entropy. A loss must not have parameters to train; put them into the model. `config` is the
+            configuration without the library's keys. In a fused group, a float in `config` may be a tensor without
             dimensions. Trials that differ in other values (an integer, a word) train in different groups.
         objective: Replaces `loss_fn`: `objective(model, batch) -> {"loss": ..., ...}` for one model and any batch, or
             `objective(model, batch, config)`. In means over batches, a batch is weighted by the scalar "weight" of the
@@ -109,8 +110,8 @@ def tune(
             examples, or by its targets if the loss is torch's cross-entropy. Or a dict with an objective for each part
             of the model, such as {"discriminator": ..., "generator": ...}. In each step they take turns, and each loss
             updates only the parameters of its part. Metrics are then "PART_NAME", and "loss" is the sum of the losses.
-        metrics: `metrics(outputs, targets) -> {"auc": ..., ...}` on the whole validation set: two tensors [N, ...] on
-            the CPU. It is called after each epoch, for each trial separately. An `objective` must then also return
+        metrics: `metrics(outputs, targets) -> {"auc": ..., ...}` on the whole validation set. It gets two tensors
+            [N, ...] on the CPU, after each epoch, and for each trial separately. An `objective` must then also return
             "outputs" and "targets", with examples as the first dimension.
         train: Your own training loop. `train(worker)` trains a trial from `worker.config`, epoch by epoch, and ends
             each epoch by `worker.report(metrics, state)`; see `Worker`. If neither `loss_fn` nor `objective` is given,
@@ -136,8 +137,8 @@ def tune(
             as a training, and so does each seed with `sweep.repeats`. At each milestone, as many finalists go on as the
             budget can train to the end. At least half of them go on in any case, and so does the one with the best
             averaged weights. Midway from the last milestone to the end, a finalist goes on only if its expected gain is
-            worth the rest of its training, unless the budget is enough for all. While no finalist is better than a
-            constant prediction, none is stopped.
+            worth the rest of its training. This does not hold if the budget is enough for all. While no finalist is
+            better than a constant prediction, none is stopped.
 
             With a budget of at least 1 and below 3, a middle heat comes before the race if it pays. The best 8
             configurations of the sweep train anew on surrogates of 1/4 of the width, to `max_t`. Below 2, the best of
@@ -146,10 +147,10 @@ def tune(
             operations of the first configuration's models. It does not pay for small models, whose forward pass on a
             batch takes fewer than 300 million multiplications. Without a middle heat, or below 1, at least half of the
             finalists continue as with 3.
-        time_budget_s: Seconds after which no new work starts; at most half of it goes to heats on surrogates. If the
-            budget seems enough for a full training but not for the race, and some finalists would have to wait for
-            others, the sweep's best trial trains to its end first. The same call with more time resumes the run: first
-            the sweep, then full-size training.
+        time_budget_s: Seconds after which no new work starts; at most half of it goes to heats on surrogates. The
+            budget may seem enough for a full training but not for the race. If some finalists would then have to wait
+            for others, the sweep's best trial trains to its end first. The same call with more time resumes the run:
+            first the sweep, then full-size training.
         stop_at: A score of `metric` that is good enough: once a full-size model reaches it, training ends. A model of a
             sweep at full width counts, too, if its checkpoint holds the weights of that epoch, as with `train`. If a
             surrogate reaches it, its trial trains at full size at once, up to the race's first milestone, and the other

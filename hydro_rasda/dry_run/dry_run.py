@@ -83,10 +83,10 @@ def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> D
         survey: True to read the data once, too; see `survey_data`. False reads only the first batches.
 
     Raises:
-        ValueError: If, for all trials, `model_fn` fails, the model cannot take a batch, the loss cannot take the
-            model's output and the target, or the loss or metric is never finite. Also if the model cannot be made
-            narrower, `model_fn` returns no module, the objective returns no dict of tensors, or the metric is unknown.
-            The message names the argument.
+        ValueError: If for all trials, `model_fn` fails, the model does not accept a batch, or the loss does not accept
+            the model's output and the target. Also if the loss or metric is never finite, or if the model cannot be
+            made narrower. Also if `model_fn` returns no module, the objective returns no dict of tensors, or the metric
+            is unknown. The message names the argument.
     """
     unbuilt, misfits = list[tuple[str, BaseException | None]](), list[tuple[str, BaseException | None]]()
     for trial in trials:

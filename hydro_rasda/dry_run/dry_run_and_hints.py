@@ -87,8 +87,8 @@ def get_ready(
             the user's own rule.
 
     Raises:
-        ValueError: If no trial can be trained; see `dry_run`. Also if a `schedule` fails or returns no factors, if the
-            largest batches exceed the data, or if no rule is known for how an optimizer's learning rates transfer.
+        ValueError: If no trial can be trained; see `dry_run`. Also if a `schedule` fails or returns no factors, or if
+            the largest batches exceed the data. Also if it is not known how an optimizer's learning rates transfer.
     """
     settings = problem.settings
     messages: list[str] = []

@@ -192,7 +192,7 @@ class Request:
 
 
 def _check_explored(rule: PopulationBasedTraining, space: Mapping[str, Any]) -> None:
-    """Raise ValueError if a rule would change keys that the space lacks, or whose values are no floats."""
+    """Raise ValueError if a rule would change keys that the space lacks, or keys whose values are not floats."""
     unknown = sorted(map(str, rule.explored.keys() - reachable(space).keys()))
     told = f"one whose `explored` has keys of `space`, which has no {', '.join(unknown)}"
     require(not unknown, "sweep.rule", rule, told)
@@ -203,7 +203,7 @@ def _check_explored(rule: PopulationBasedTraining, space: Mapping[str, Any]) -> 
 
 
 def _check_nothing_to_train(name: str, function: object) -> None:
-    """Raise ValueError if a function is a module with parameters that need gradients: nothing would train them."""
+    """Raise ValueError if a function is a module with parameters that need gradients, as nothing would train them."""
     for part, own in function.items() if isinstance(function, Mapping) else [("", function)]:
         trained = [n for n, p in own.named_parameters() if p.requires_grad] if isinstance(own, nn.Module) else []
         where = f"{name}[{part!r}]" if part else name

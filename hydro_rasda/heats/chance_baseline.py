@@ -76,7 +76,7 @@ def warn_of_chance(run: Run, scores: Mapping[int, float], epoch: int) -> None:
 
 
 def unbeaten_chance(run: Run, heat: HeatName, scores: Mapping[int, float]) -> Chance | None:
-    """Return the chance baseline if no trial of a heat beats it. If one does, or if it is unknown, return None.
+    """Return the chance baseline if no trial of a heat beats it. If a trial does, or if it is unknown, return None.
 
     The baseline is known only if the library made the objective from `loss_fn`, not if the user wrote `objective`.
     """
@@ -90,7 +90,7 @@ def unbeaten_chance(run: Run, heat: HeatName, scores: Mapping[int, float]) -> Ch
 
 
 def chance_of(problem: Problem, batch_size: int, classes: bool) -> Chance | None:
-    """Return the score of the best constant prediction, which is the class frequencies or the mean target.
+    """Return the score of the best constant prediction. The constant is the class frequencies, or the mean target.
 
     Return None if the score is unknown, for example because the loss does not accept such a prediction. Warn if the
     user's loss or data raise any other error.

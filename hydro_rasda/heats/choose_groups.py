@@ -14,7 +14,7 @@ from hydro_rasda.schedulers.packing_policy import SLACK
 
 @dataclass(frozen=True)
 class WaitingKind:
-    """Trials of one kind, which can be fused, that wait for a device.
+    """Trials of one kind that wait for a device. Trials of one kind can be fused.
 
     Attributes:
         trials: Numbers of the trials; groups keep this order.
@@ -40,8 +40,8 @@ def next_groups(waiting: Mapping[str, WaitingKind], cores: int = 1, share: float
     """Choose the next groups of a device: one group, or as many as the device has cores.
 
     Normally, all cores train equally large groups of one kind, which end at the same time. For small models, a group of
-    many members takes hardly longer than a group of few, so one core for each kind can be faster. The measured speeds
-    decide between the two.
+    many members takes hardly longer than a group of a few. Then one core for each kind can be faster. The measured
+    speeds decide between the two.
 
     Args:
         waiting: Waiting trials by kind. The first kind is that of the first trial in the queue.

@@ -305,7 +305,7 @@ def check_copies(run: Run, copies: Mapping[int, Continue]) -> None:
     for number in {*of, *of.values()}:
         if history.epochs("sweep", number) > history.sweep.trials[number].epoch:
             raise cannot_grow(number)
-    differs = cache(partial(_differs_in_a_structure, history))  # looks at all trials
+    differs = cache(partial(_differs_in_a_structure, history))  # cached, as it looks at all trials
     for number, copied in of.items():
         _check_structure(run, number, copied, copies[number].changes, differs)
 

@@ -45,8 +45,9 @@ LEAST_STEP = 3e8
 """Least number of multiplications in the full-size model's forward pass on a batch for which a middle heat is planned.
 
 A step of a smaller model takes as long as its kernel launches, whatever the width. So counted operations do not predict
-the heat's time. On two cores, the heat took as long as 1.0 trainings of a model with 4e8 multiplications, and as 1.1 to
-1.9 trainings of models with 1e8 or less. That is more than the heat saves (`benchmarks/results/replay_notes.md`).
+the heat's time. On two cores, the heat took as long as 1.0 trainings of a model with 4e8 multiplications. For models
+with 1e8 or less, it took as long as 1.1 to 1.9 trainings (`benchmarks/results/replay_notes.md`). That is more than the
+heat saves.
 """
 
 
@@ -72,7 +73,7 @@ def _finalists(settings: TuneConfig, count: int) -> int:
 
 
 def plan_middle_heat(run: Run, trial: Trial, count: int) -> None:
-    """Decide once in a run whether it has a middle heat, by counted operations of a trial's models."""
+    """Decide once in a run whether the run has a middle heat, by counted operations of a trial's models."""
     settings = run.settings
     if not _finalists(settings, count) or run.problem.own_loop is not None:
         return
@@ -104,7 +105,7 @@ class MiddleHeat(SurrogateHeat):
     """The middle heat under way.
 
     Args:
-        race: The race. Leading trials may begin in it while other trials still train here.
+        race: The race, in which leading trials may begin while other trials still train here.
     """
 
     def __init__(self, run: Run, devices: Devices, plan: MiddlePlan, race: Race) -> None:

@@ -165,7 +165,10 @@ class Race(Heat):
             self._plan()
 
     def _tell_rungs(self, recalled: bool = False, said: bool = True) -> None:
-        """Tell callbacks of each decision once. If `said`, tell the user how many trials go on, and which one leads."""
+        """Tell callbacks of each decision once; `recalled` is True if an earlier call took these decisions.
+
+        If `said` is True, also tell the user how many trials go on, and which one leads.
+        """
         run, rungs, by_place = self._run, self._run.history.rungs, self._run.settings.comparison.by_place
         for index in range(self._told, len(rungs)):
             stop, moves = rungs[index]
@@ -300,8 +303,8 @@ class Race(Heat):
     def _dearness(self, number: int) -> int:
         """Return a trial's position in the order of training; 0 comes first. Without `stop_at`, all trials have 0.
 
-        The position is the logarithm, to base `DEARER` and rounded down, of a ratio of costs: the seconds of the
-        trial's epochs in the sweep over those of the cheapest finalist.
+        The position is the logarithm of a ratio of costs, to base `DEARER` and rounded down. The cost is the time of an
+        epoch in the sweep; the ratio is to the cheapest finalist.
         """
         if self._run.settings.stop_at is None:
             return 0

@@ -1,4 +1,4 @@
-"""Sources of configurations: random samples of the space, or a searcher of Ray Tune. None needs a running Ray."""
+"""Sources of configurations: random samples of the space, or a searcher of Ray Tune, which needs no Ray cluster."""
 
 from __future__ import annotations
 
@@ -78,6 +78,7 @@ class RandomSearch:
         first: Known configurations, or parts of them, which are tried first. Missing keys are sampled.
         fits: Tells whether a configuration may be tried. If not, another one is drawn; points of a grid are left out
             instead. None allows all configurations.
+        strategy: `race.strategy`, which restricts the values of some keys; None if the library reads no keys.
         enough: Called with the number of configurations found; returns True if drawing must end because time is up.
 
     Attributes:
@@ -153,7 +154,7 @@ def fitting_sample(
 
 
 def check_first(first: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) -> None:
-    """Raise if an entry of `first` is neither a configuration of the space nor a part of one."""
+    """Raise ValueError if an entry of `first` is neither a configuration of the space nor a part of one."""
     for i, config in enumerate(first):
         require(isinstance(config, Mapping), f"sweep.first[{i}]", config, "a configuration: a dict")
         for name, value in config.items():

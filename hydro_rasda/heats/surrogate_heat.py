@@ -27,7 +27,8 @@ class SurrogateHeat(Heat):
 
     Args:
         width: Width of its surrogates relative to the model; None for the width in the sweep's settings.
-        race: The race. Leading trials may begin in it while other trials still train here. None: none begin early.
+        race: The race, in which leading trials may begin while other trials still train here; None if no trial may
+            begin early.
     """
 
     def __init__(

@@ -133,7 +133,7 @@ class Sweep(SurrogateHeat):
                     unread = line.get("unread", {})
                     self._unread |= unread
                     self._read |= {*paths(self._run.history.trials[line["trial"]].config)} - unread.keys()
-        elif SWEEP_DECISION.fullmatch(key) is not None and not (recalled and self._grows):  # else it is decided anew
+        elif SWEEP_DECISION.fullmatch(key) is not None and not (recalled and self._grows):  # a grown run decides anew
             self._tell_moves({number: move_of(plain) for number, *plain in unit.value}, recalled)
 
     def _tell_moves(self, moves: Mapping[int, Move], recalled: bool) -> None:

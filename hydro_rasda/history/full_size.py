@@ -90,8 +90,8 @@ def refit_key(number: int, epoch: int) -> str:
 def run_end(history: History) -> RunEnd:
     """Tell how a run has ended, or that it is open. Results, command line and pages all use this function.
 
-    A run has finished if finalists are chosen among all its trials, and if the race's last record says that the race is
-    over for them, or that a score is good enough. Records after that do not matter: more samples may have left the
+    Once finalists are chosen, a run has finished if the last record of its race says one of two things: the race is
+    over for these finalists, or a score is good enough. Samples may have been added after that record, if they left the
     finalists as they were. A run has also finished if its very last record says that a score is good enough. Otherwise,
     a run is out of time if its very last record is an end of the race.
     """

@@ -431,7 +431,10 @@ class History(Curves):
         self._arrive(heat, [number for number, *_ in going_on])
 
     def _take_schedules(self, racing: Iterable[tuple[int, int, Mapping[str, Any]]]) -> None:
-        """Configure finalists that train by the schedules of other trials; items are finalist, trial and changes."""
+        """Configure finalists that train by the schedules of other trials.
+
+        An item of `racing` is a finalist, the trial by whose schedule it trains, and the changes of the configuration.
+        """
         for number, source, changes in racing:
             self.trials[number] = Trial(number, changed(self.trials[source].config, changes))
             self.unkept[number] = self.unkept.get(source, frozenset())

@@ -1,4 +1,4 @@
-"""Lineages in population based training: the trials that trained a trial's weights, and the values they trained by."""
+"""Lineages in population based training: which trials trained a trial's weights, and by which hyperparameters."""
 
 from __future__ import annotations
 

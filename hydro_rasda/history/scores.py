@@ -101,7 +101,7 @@ class Curves:
         return found
 
     def passed(self, heat: HeatName, number: int, epoch: int) -> bool:
-        """Tell whether a trial trains no more up to an epoch, because it trained that epoch, diverged or failed."""
+        """Tell whether a trial needs no training up to an epoch, because it trained that epoch, diverged or failed."""
         trained = self.line_at(heat, number, epoch) is not None
         return trained or self.has_failed(heat, number) or self.diverged(heat, number)
 
@@ -115,10 +115,11 @@ def deciding_curve(history: Curves, number: int, *, with_averages: bool = True) 
     """Return the scores, by epoch, by which a full-size trial is compared with others.
 
     With `keep="best"`, a trial hands back its best epoch, but trials are compared by their last epochs. The reason is
-    that a user who trains the winner's configuration again, elsewhere or on more data, gets the last epoch. If training
-    may end by early stopping (`patience`), or a user's function returned before the end, each score is that of the best
-    epoch so far. If weights are averaged, the curve has the scores of the unaveraged weights, at the epochs at which
-    these were validated. At the end, averages also count (`final_score`), unless there are several metrics.
+    that a user who trains the winner's configuration again, elsewhere or on more data, gets the weights of the last
+    epoch. If training may end by early stopping (`patience`), or a user's function returned before the end, each score
+    is that of the best epoch so far. If weights are averaged, the curve has the scores of the unaveraged weights, at
+    the epochs at which these were validated. At the end, averages also count (`final_score`), unless there are several
+    metrics.
 
     Args:
         with_averages: False ignores averages at the end, too.

@@ -51,7 +51,7 @@ class Crowd:
     """Choose the pieces of work that run at the same time, by memory and cores.
 
     Attributes:
-        memory: Bytes for all pieces together. A piece that is expected to take more runs alone.
+        memory: Bytes for all pieces together. If a piece is expected to take more memory, it runs alone.
         cores: Number of cores for all pieces together.
         expected: The expected peak memory of each piece, in bytes.
         took: Called with a piece's position and its measured peak, once it has ended by itself.

@@ -14,7 +14,7 @@ import cloudpickle
 def pickle_config_modules() -> None:
     """Let every pickler pickle torch's config modules by name, as it does with other modules.
 
-    Beside a function, cloudpickle pickles each loaded submodule whose dotted name could be made of names in the
+    With a function, cloudpickle also pickles each loaded submodule whose dotted name could be made of names in the
     function. For example, a function that reads `worker.config` and calls `torch.distributed` brings
     `torch.distributed.config`. That module is an instance of torch's own subclass of the module type, which cloudpickle
     cannot pickle.

@@ -97,7 +97,7 @@ def _changed_globals(function: str, was: Mapping[str, str], now: Mapping[str, st
 
 
 def scored_otherwise(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Tell whether scores of two runs cannot be compared: they come from other functions or other validation data.
+    """Tell whether scores of two runs do not compare, because they come from other functions or validation data.
 
     Functions look different under another version of Python. Then this compares neither functions nor data that the
     user's functions or classes make. A user who continues the run knows that they are the same.

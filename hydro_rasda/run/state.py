@@ -38,7 +38,7 @@ class Run:
     Attributes:
         space: The space of configurations as `tune` received it: domains by name.
         hidden: Places of secrets in configurations. No file, event or message shows them.
-        known: Trials by number, with the objects of the space, as the search made them.
+        known: Trials by number, as the search made them. Their configurations hold the objects of the space.
         history: The content of the journal. `fold` adds the units that earlier processes wrote.
         time_left: The estimate of the time left, from the planned and the trained epochs of the heats.
     """

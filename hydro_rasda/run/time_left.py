@@ -86,7 +86,7 @@ class _PartLeft:
 
     @property
     def ahead(self) -> float:
-        """Foreseen seconds of the pieces that are left; not finite if they were not foreseen."""
+        """Foreseen seconds of the remaining pieces; not finite if they were not foreseen."""
         return sum(count * seconds for count, seconds in self.pieces)
 
     @property
@@ -106,7 +106,7 @@ class _PartLeft:
         return sum(count for count, _ in self.pieces)
 
     def left(self, lanes: int) -> float:
-        """Return the seconds that the pieces left take; NaN if they were not foreseen and a lane has not reported."""
+        """Return the seconds that remaining pieces take; NaN if they were not foreseen and a lane has not reported."""
         if not self.pieces:
             return 0.0
         if self.is_foreseen:

@@ -109,14 +109,14 @@ class SweepConfig(Part):
             stops. "epsilon-net": "halving" for several metrics, where the trials that cover a Pareto front best
             continue first (Schmucker et al. 2021). Or an object of your own subclass of
             `hydro_rasda.schedulers.SweepRule`, which ignores `grace_period` and `reduction_factor`.
-        searcher: The source of configurations. "random" samples all of them at once. Optuna's samplers propose a batch
-            at a time, seeded by `tune(seed=...)`: "tpe", "gp" (a Gaussian process), "cma" (CMA-ES), and "qmc"
-            (scrambled Sobol points, which learn nothing). They need `hydro-rasda[searchers]`. Or a Ray Tune searcher,
-            such as `OptunaSearch(seed=0)`.
+        searcher: The source of configurations. "random", or None, samples all of them at once. Optuna's samplers
+            propose a batch at a time, seeded by `tune(seed=...)`: "tpe", "gp" (a Gaussian process), "cma" (CMA-ES), and
+            "qmc" (scrambled Sobol points, which learn nothing). They need `hydro-rasda[searchers]`. Or a Ray Tune
+            searcher, such as `OptunaSearch(seed=0)`.
         constraints: A dict of bounds, such as `{"macs": (None, 1e9)}`, or a function `fits(config)`. The values of the
-            dict may also be such functions. A configuration is drawn anew and never trained if it does not fit, or if
-            it breaks a bound of the full-size model's cost (see `metric` of `tune`). A trial that breaks a bound of a
-            metric loses against any trial that keeps it.
+            dict may also be such functions. A configuration that does not fit is never trained, and another one is
+            drawn. The same holds if it breaks a bound of the full-size model's cost (see `metric` of `tune`). A trial
+            that breaks a bound of a metric loses against any trial that keeps the bound.
         first: Configurations that are known to be good. They are tried first and count as samples. Keys that they leave
             out are sampled.
         fusion: Largest number of trials in one fused model. "auto" measures the fastest number, once on a machine.
