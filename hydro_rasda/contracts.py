@@ -16,7 +16,7 @@ from hydro_rasda.common.trial import Trial
 from hydro_rasda.run.events import Callback as Callback
 from hydro_rasda.run.events import Event as Event
 from hydro_rasda.run.state import Run
-from hydro_rasda.schedulers.sweep_rule import SweepRule as SweepRule  # pure, so that it lives with the decisions
+from hydro_rasda.schedulers.sweep_rule import SweepRule as SweepRule  # defined there, because it is pure
 
 
 @dataclass(frozen=True)

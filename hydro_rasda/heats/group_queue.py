@@ -1,6 +1,7 @@
 """The queue of a heat: an idle device takes the trials that are furthest behind, in groups of the fastest size.
 
-In population based training, trials continue as copies of others. `check_copies` tells whether they can.
+Only trials of one kind can be fused, and so form a group. In population based training, trials continue as copies of
+others; `check_copies` tells whether they can.
 """
 
 from __future__ import annotations

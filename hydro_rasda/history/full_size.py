@@ -90,10 +90,10 @@ def refit_key(number: int, epoch: int) -> str:
 def run_end(history: History) -> RunEnd:
     """Tell how a run has ended, or that it is open. Results, command line and pages all use this function.
 
-    Once finalists are chosen, a run has finished if the last record of its race says one of two things: the race is
-    over for these finalists, or a score is good enough. Samples may have been added after that record, if they left the
-    finalists as they were. A run has also finished if its very last record says that a score is good enough. Otherwise,
-    a run is out of time if its very last record is an end of the race.
+    Once finalists are chosen, the last record of the race decides. The run has finished if the race is over for these
+    finalists, or if a score is good enough. Samples may have been added after that record, if they left the finalists
+    as they were. A run has also finished if its very last record says that a score is good enough. Otherwise, it is out
+    of time if its very last record is an end of the race.
     """
     chosen, last = history.at_full_size, history.last_of_race
     if chosen is not None and (is_race_over(history, chosen) or last.startswith(BY_SCORE)):

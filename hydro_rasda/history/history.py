@@ -176,7 +176,7 @@ class History(Curves):
 
     Attributes:
         trials: All configurations so far, by number.
-        unkept: Maps each trial to the places of configuration values that JSON cannot keep.
+        unkept: Maps each trial to the places, in its configuration, of values that JSON cannot keep; see `Place`.
         unread: Keys of each trial's configuration that nothing reads; nested ones are written `a.b`.
         middle: The plan of the middle heat; None if there is no middle heat.
         heats: The heats on surrogates, by name.

@@ -29,7 +29,8 @@ _CHANGED = 0.05
 class Peaks:
     """Peaks of one heat, by kind and number of models that train as one. They are measured, and kept for later runs.
 
-    If memory is ample for all trainings at the same time, peaks are not kept, because no decision depends on them.
+    Trainings of one kind take equal memory; see `kind_of_group`. If memory is ample for all trainings at the same time,
+    peaks are not kept, because no decision depends on them.
     """
 
     def __init__(self, problem: Problem, heat: HeatName) -> None:

@@ -30,7 +30,7 @@ class DamagedCheckpoint(RuntimeError):
 
 
 def save_checkpoint(path: Path, payload: Mapping[str, Any]) -> None:
-    """Write tensors and plain values atomically: if writing fails, an earlier file stays as it was."""
+    """Write tensors and plain values atomically. If writing fails, an earlier file stays as it was."""
     import torch  # here, because reading only a journal should not wait for this import
 
     with replacing(path, _CHECKPOINT) as file:

@@ -37,7 +37,7 @@ class Run:
 
     Attributes:
         space: The space of configurations as `tune` received it: domains by name.
-        hidden: Places of secrets in configurations. No file, event or message shows them.
+        hidden: Places of secrets in configurations (see `Place`). No file, event or message shows the secrets.
         known: Trials by number, as the search made them. Their configurations hold the objects of the space.
         history: The content of the journal. `fold` adds the units that earlier processes wrote.
         time_left: The estimate of the time left, from the planned and the trained epochs of the heats.

@@ -361,7 +361,7 @@ class TuneConfig:
         """Name of the metric's standard deviation over the models of a trial, if a trial trains several."""
         return f"{self.metric}_std"
 
-    @cached_property  # asked for at each arrival of a trial
+    @cached_property  # read whenever a trial arrives
     def comparison(self) -> Comparison:
         """The comparison of trials: by `metric`, or by all of several metrics, within the bounds."""
         spread: Spread = "epsilon-net" if self.sweep.rule == "epsilon-net" else "crowding"
