@@ -29,6 +29,6 @@ if TYPE_CHECKING:
     from hydro_rasda.training.worker import Worker as Worker
     from hydro_rasda.tuner import tune as tune
 else:
-    from fusion.lazy_names import lazy_exports  # not before it is known to be ours
+    from fusion.lazy_names import lazy_exports  # only after `fusion` was checked
 
     __all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -16,7 +16,7 @@ from hydro_rasda.common.trial import Trial
 from hydro_rasda.run.events import Callback as Callback
 from hydro_rasda.run.events import Event as Event
 from hydro_rasda.run.state import Run
-from hydro_rasda.schedulers.sweep_rule import SweepRule as SweepRule  # pure, so that it lives with the decisions
+from hydro_rasda.schedulers.sweep_rule import SweepRule as SweepRule  # defined there, because it is pure
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Span:
 
 
 EpochMetrics = dict[str, list[float]]
-"""The metrics of a group's epoch: metric ("train_*", "val_*") -> a value for each member."""
+"""The metrics of a group after an epoch. Maps each name, "train_*" or "val_*", to a value for each member."""
 
 
 History = list[tuple[int, dict[str, float]]]
-"""The epochs of a trial: pairs of the number of epochs trained so far and the metrics of the last one."""
+"""The epochs of a trial, as pairs: the number of epochs trained so far, and the metrics after the last of them."""
 
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class Group:
     Attributes:
         kind: Digest of the fusion key that the trials share.
         members: The numbers of the trials.
-        fused: True if the trials train as one; otherwise they train one after another, which is faster for a few.
+        fused: True if the trials train as one. False if they train one after another, which is faster for few trials.
         micro_batches: Number of parts of each batch, if a single member does not fit memory with whole batches.
         compiled: True if the group's training step is compiled first, on a CPU.
     """
@@ -81,24 +81,24 @@ class Group:
 class Task:
     """A unit of work of one heat, from one milestone to the next.
 
-    A task of the sweep or of the middle heat is groups of surrogates, which train at the same time. A task of the race
+    A task of the sweep or of the middle heat has groups of surrogates, which train at the same time. A task of the race
     is one full-size model; `full_size_task` makes it.
 
     Attributes:
-        key: Tells it from all others of the run. For groups, it names the checkpoint that the task leaves.
+        key: A name that no other task of the run has. For groups, the checkpoint that the task leaves has this name.
         groups: The trials; groups are independent of each other. A full-size model is a group of one. For the user's
-            own loop, there may be more groups than the device has cores: then some wait for others.
+            own loop, there may be more groups than the device has cores. Then some groups wait for others.
         sources: Names of the checkpoints to go on from; empty for initial weights. A full-size model has one at most.
             For the user's own loop, there is one for each trial, in the order of the trials.
         heat: The heat that the task belongs to.
         width: In the middle heat, the width of the surrogates as a ratio of the full width; None in other heats.
-        copies: For each trial that goes on with another one's weights and optimizer state, that other one.
-        seed: Determines the initial weights, and dropout. This attribute and those below are of full-size models only.
-        beside: How many trials are trained to this milestone, itself included: they share the devices. It also counts
-            for surrogates that the user's own loop trains.
-        horizon: Epochs over which its schedule runs; None: those of a full training.
+        copies: Maps each copy to its source, the trial whose weights and optimizer state it continues with.
+        seed: Determines the initial weights, and dropout. Only full-size models use this attribute and those below.
+        beside: Number of trials, this one included, that train to this milestone and share the devices. Surrogates that
+            the user's own loop trains use it, too.
+        horizon: Number of epochs over which the schedule runs; None for those of a full training.
         refit: True to train one model on the examples of all folds, without validation.
-        averaged: If training averages weights: True to keep the averaged weights, False to keep the last step's.
+        averaged: True to keep the averaged weights, False to keep the last step's, if training averages weights.
     """
 
     key: str
@@ -183,7 +183,7 @@ def full_size_task(
 def group_key(heat: HeatName, span: Span, members: Iterable[int]) -> str:
     """Return the key of the task that trains these trials for a span.
 
-    The smallest trial number suffices, because a trial begins the same span twice only if its checkpoint was lost.
+    The smallest trial number distinguishes groups, because a trial begins a span twice only if its checkpoint was lost.
     """
     return f"{heat}/to-{span.stop}/from-{span.start}/group-{min(members)}"
 
@@ -194,8 +194,8 @@ class Outcome:
 
     Attributes:
         checkpoint: The "members" and "state" of each model, fused or full-size, to continue from.
-        history: Map each trial that began to its epochs and their metrics.
-        failures: Map each trial that raised to its traceback.
+        history: Maps each trial that began to its epochs and their metrics.
+        failures: Maps each trial that raised to its traceback.
         seconds: Wall seconds of the training.
         died: True if a full-size model failed because its process died so often that it should not be tried again.
         ended: True if a full-size training ended by itself, at or before the end of its span, and must not continue.
@@ -246,8 +246,8 @@ class Widths:
     Attributes:
         most: Number of members of the largest group; 1 if fusing never pays.
         least: Fewest members with which a group trains faster as one than one after another.
-        throughput: Map measured widths (members of a group) to steps per second, summed over the members. Width 1 means
-            one after another.
+        throughput: Maps measured widths (members of a group) to steps per second, summed over the members. Width 1
+            means that members train one after another.
         share: Share of the device's memory that the largest group takes; 0 if it is small or unknown.
         compiled: Speedup of the largest groups by a compiled step; 1 if compiling was not tried or is impossible.
         compile_seconds: Seconds to compile the step.
@@ -315,7 +315,7 @@ class Devices(Protocol):
         A device with full-size models can accept another one until they begin. If a full-size model needs more devices
         than are idle, it waits for them, and no device counts as idle meanwhile.
 
-        All devices that were returned may get a task of groups, without another call. Only `start`, `plan` and
+        Each returned device may get a task of groups without another call of `idle`. Only `start`, `plan` and
         `finished` may change the answer.
         """
         ...
@@ -325,15 +325,15 @@ class Devices(Protocol):
         ...
 
     def finished(self) -> Sequence[Finished]:
-        """Return the tasks that were done since the last call. It waits for a task, or for a moment.
+        """Wait until a task is done, or for a moment. Return the tasks that were done since the last call.
 
-        A task of the user's own loop may be returned in parts. If it may not go on (time is over, or a score is good
-        enough), trials that have not begun are left out.
+        A task of the user's own loop may be returned in parts. If it may not go on, because time is over or a score is
+        good enough, trials that have not begun are left out.
         """
         ...
 
     def busy(self) -> bool:
-        """Return whether a task is under way, or a device is expected that will be able to begin a task."""
+        """Return whether a task is under way, or whether a device is expected that can then begin a task."""
         ...
 
     def speed(self, device: int, kind: str) -> float | None:
@@ -353,7 +353,8 @@ class Devices(Protocol):
     ) -> Mapping[str, Widths]:
         """Return for each kind how a device should group the trials; `width` is as in the tasks of their heat.
 
-        If the device's process ends meanwhile, the device is not idle. If its machine ends, the answer is empty.
+        If the device's process ends meanwhile, the device is not idle afterwards. If its machine ends, the answer is
+        empty.
         """
         ...
 

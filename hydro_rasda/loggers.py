@@ -1,7 +1,7 @@
 """Callbacks that log a run to other tools, on any backend: `tune(callbacks=[TensorBoardLogger("tb")])`.
 
-Each writes a trial's metrics after each epoch, as "sweep/val_loss" and "race/val_loss", and its configuration. A
-run that goes on appends what is new to what an earlier process wrote. Each needs the package that it is for.
+Each logger writes a trial's configuration, and after each epoch its metrics, as "sweep/val_loss" and "race/val_loss". A
+resumed run appends only the values that an earlier process has not logged. Each logger needs the package of its tool.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Logged:
 
 
 class TrialLogger:
-    """Base of loggers. It follows each trial from its first new epoch until it stops, fails, or the run is over.
+    """Base of loggers. It follows each trial from its first new epoch until the trial stops or fails, or the run ends.
 
     Events that an earlier process of the run logged are not logged again. If a closed trial continues, it is opened
     again.
@@ -77,9 +77,9 @@ class TrialLogger:
         """Prepare for a run that begins or is resumed."""
 
     def logged(self, trial: int, heat: str) -> float:
-        """Return the last epoch of a heat that an earlier process logged.
+        """Return the last epoch of a trial in a heat that an earlier process logged.
 
-        If it is infinite, all epochs that the run recalls count as logged.
+        If it is infinite, all recalled epochs count as logged.
         """
         return math.inf
 
@@ -94,7 +94,7 @@ class TrialLogger:
         raise NotImplementedError
 
     def close(self, trial: Logged, status: str) -> None:
-        """Close a trial that has probably no more epochs: it is "stopped", "failed", "finished" or "interrupted"."""
+        """Close a trial that is "stopped", "failed", "finished" or "interrupted". It probably has no more epochs."""
 
     def on_event(self, event: Event) -> None:
         if isinstance(event, RunBegan):
@@ -129,7 +129,7 @@ class TrialLogger:
         self.log(trial, heat, event.epoch, metrics, event.seconds)
 
     def _close(self, number: int, status: str, recalled: bool = False) -> None:
-        """Close a trial, unless it is closed already; `recalled` means that an earlier process recorded its end."""
+        """Close a trial unless it is closed already. `recalled` is True if an earlier process recorded its end."""
         trial = self._trials.get(number)
         if trial is None or not trial.epochs or number in self._closed:
             return
@@ -183,7 +183,7 @@ class CSVLogger(TrialLogger):
         if not whole:
             self._append([COLUMNS])
         for row in rows:
-            if self._asked is None or row["run"] == self._run:  # its own file may have its name of before a move
+            if self._asked is None or row["run"] == self._run:  # the run's own file may have an earlier name of the run
                 place = int(row["trial"]), row["heat"]
                 self._logged[place] = max(int(row["epoch"]), self._logged.get(place, 0))
 
@@ -252,7 +252,7 @@ class MLflowLogger(TrialLogger):
     def log(self, trial: Logged, heat: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
         now, entities = int(time.time() * 1000), self._mlflow.entities
         values = {f"{heat}/{name}": value for name, value in metrics.items() if math.isfinite(value)}
-        values[f"{heat}/epoch"] = epoch  # by which a run that goes on knows what is here
+        values[f"{heat}/epoch"] = epoch  # tells a resumed run which epochs are logged
         logged = [entities.Metric(name, value, now, epoch) for name, value in values.items()]
         self._client.log_batch(self._ids[trial.number], metrics=logged)
 
@@ -269,7 +269,7 @@ class TensorBoardLogger(TrialLogger):
             run's folder.
 
     Raises:
-        ImportError: If tensorboardX, which Ray Tune brings along, is not installed.
+        ImportError: If tensorboardX is not installed. It comes with Ray Tune.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
@@ -357,18 +357,18 @@ class WandbLogger(TrialLogger):
 
 
 _HEAD, _TAIL = 12, 4
-"""Bytes of a record of TensorBoard's before its event, and after its event."""
+"""Number of bytes in a TensorBoard record before its event, and after its event."""
 
 
 class EventFile:
-    """A file of TensorBoard's to which this process appends events. Its name sorts after those of earlier processes.
+    """A TensorBoard file to which this process appends events. Its name sorts after those of earlier processes.
 
-    Events are written at once: if a process is killed, nothing is lost that it has logged. The writer of tensorboardX
-    delays them by two minutes, and needs a thread, a pipe and an open file for each trial that trains.
+    Events are written at once, so that a killed process loses none. The writer of tensorboardX would delay them by two
+    minutes, and would need a thread, a pipe and an open file for each trial that trains.
 
     Args:
         folder: The folder of the file, which TensorBoard shows as a run. It is created with the first event.
-        inside: Number of last names of the folder's path that lie in the run's folder. The names before may be links.
+        inside: Number of names at the end of the folder's path that lie in the run's folder. Others may be links.
     """
 
     def __init__(self, folder: Path, inside: int = 0) -> None:
@@ -409,7 +409,7 @@ def last_steps(folder: Path, inside: int = 0) -> dict[str, int]:
 
 
 def _record(event: Any) -> bytes:
-    """Return the length of an event, and the event, each followed by its checksum."""
+    """Return the bytes of a record: the length of an event, then the event, each followed by its checksum."""
     from tensorboardX.record_writer import masked_crc32c
 
     content = event.SerializeToString()

@@ -81,26 +81,28 @@ def tune(
     """Find good hyperparameters for a model, and train the full-size model with them.
 
     The sweep tries many configurations on narrow surrogates of the model (muP: Yang et al. 2022; Hydro: Hu et al.
-    2023), fused into few models and halved at each rung. The race trains the best of them at full size, and halves
-    them at milestones (RASDA: Aach et al. 2024). The winner is the best of those that trained for `max_t` epochs.
+    2023). It fuses the surrogates into few models. By default, the best third goes on from each rung. The race trains
+    the best configurations at full size, and halves them at milestones (RASDA: Aach et al. 2024). The winner is the
+    best of those that trained for `max_t` epochs.
 
     Args:
-        model_fn: `model_fn(config, width_ratio)` builds the model at that fraction of its full width.
+        model_fn: `model_fn(config, width_ratio)` builds the model at the fraction `width_ratio` of its full width.
             `model_fn(config)` builds it at full width, and `surrogate.shrink` makes it narrower. A second argument
-            with the default 1.0 is also taken as the ratio, if its name says so (`width`, `width_mult`, `scale`,
-            `ratio`, `r`) and no other argument is like it. The run's first lines then name it.
+            with the default 1.0 also counts as the ratio if its name says so (`width`, `width_mult`, `scale`, `ratio`,
+            `r`). But no other argument may look like a ratio. The run's first lines then name the argument.
         space: Maps hyperparameters to domains of `hydro_rasda` or Ray Tune. It needs `lr`. `fusion.keys` lists all keys
             that the library reads, such as `optimizer`, `batch_size` and `schedule`. `model_fn` gets all keys.
         train_data: Tensors or NumPy arrays `(inputs, target)`, a map-style Dataset, or a function
             `make_loader(batch_size)`. A batch of N tensors is a tuple of N tensors, also for N = 1. Data that cannot be
             pickled are read only by this process. Before any training, data are read once, for at most 5 seconds. A
             loader without an end needs a length, after which an epoch is over.
-        val_data: The same for validation; it compares trials. Or a scikit-learn splitter: with `KFold(5)`, each
-            configuration trains on five folds of `train_data`, and the mean of their scores decides. Then `train_data`
-            must be tensors or a Dataset, and epochs of all folds are as long as those of the shortest fold.
+        val_data: Validation data in one of the same forms; they compare trials. Or a scikit-learn splitter: with
+            `KFold(5)`, each configuration trains on five folds of `train_data`, and the mean of their scores decides.
+            Then `train_data` must be tensors or a Dataset, and epochs of all folds are as long as those of the shortest
+            fold.
         loss_fn: Mean loss of `(output, target)`, or of `(output, target, config)`; batches are then `(inputs, target)`.
-            None for cross-entropy. A loss must not have parameters to train: they belong to the model. `config` is the
-            configuration without the library's keys. In a fused group, a float in it may be a tensor without
+            None for cross-entropy. A loss must not have parameters to train; put them into the model. `config` is the
+            configuration without the library's keys. In a fused group, a float in `config` may be a tensor without
             dimensions. Trials that differ in other values (an integer, a word) train in different groups.
         objective: Replaces `loss_fn`: `objective(model, batch) -> {"loss": ..., ...}` for one model and any batch, or
             `objective(model, batch, config)`. In means over batches, a batch is weighted by the scalar "weight" of the
@@ -108,8 +110,8 @@ def tune(
             examples, or by its targets if the loss is torch's cross-entropy. Or a dict with an objective for each part
             of the model, such as {"discriminator": ..., "generator": ...}. In each step they take turns, and each loss
             updates only the parameters of its part. Metrics are then "PART_NAME", and "loss" is the sum of the losses.
-        metrics: `metrics(outputs, targets) -> {"auc": ..., ...}` on the whole validation set: two tensors [N, ...] on
-            the CPU. It is called after each epoch, for each trial separately. An `objective` must then also return
+        metrics: `metrics(outputs, targets) -> {"auc": ..., ...}` on the whole validation set. It gets two tensors
+            [N, ...] on the CPU, after each epoch, and for each trial separately. An `objective` must then also return
             "outputs" and "targets", with examples as the first dimension.
         train: Your own training loop. `train(worker)` trains a trial from `worker.config`, epoch by epoch, and ends
             each epoch by `worker.report(metrics, state)`; see `Worker`. If neither `loss_fn` nor `objective` is given,
@@ -127,32 +129,33 @@ def tune(
             2002), which is `TuneResult.pareto`. A list may include costs of the full-size model, measured before it
             trains: "params"; "macs", multiply-accumulate operations per example; "seconds_per_example" of evaluation;
             and "peak_memory", bytes of training. The first metric that is not a cost chooses the best trial.
-        mode: "min" or "max"; for several metrics, also a list with one for each.
-        num_samples: Number of configurations to try (for each point of a `grid_search`). The same call with more
-            resumes the run: the first configurations are the same, and rungs are decided anew over all.
+        mode: "min" or "max"; for several metrics, also a list with a mode for each.
+        num_samples: Number of configurations to try (for each point of a `grid_search`). The same call with a larger
+            number resumes the run: the first configurations are the same, and rungs are decided anew over all.
         max_t: Epochs of a full training.
-        full_trainings: Budget of the race, in trainings of `max_t` epochs. With folds, each fold of a
-            finalist counts as a training, and each seed with `sweep.repeats`. At each milestone, as many
-            finalists go on as can train to the end for it, at least half of them, and the one with the best averaged
-            weights. Midway from the last of these to the end, only those go on whose expected gain is worth the rest of
-            their training, unless the budget is enough for all. While no finalist is better than a constant prediction,
-            none is stopped.
+        full_trainings: Budget of the race, in trainings of `max_t` epochs. With folds, each fold of a finalist counts
+            as a training, and so does each seed with `sweep.repeats`. At each milestone, as many finalists go on as the
+            budget can train to the end. At least half of them go on in any case, and so does the one with the best
+            averaged weights. Midway from the last milestone to the end, a finalist goes on only if its expected gain is
+            worth the rest of its training. This does not hold if the budget is enough for all. While no finalist is
+            better than a constant prediction, none is stopped.
 
-            From 1 to below 3, a middle heat comes before the race if it pays. The best 8 configurations of the sweep
-            train anew on surrogates of 1/4 of the width, to `max_t`. The best of them (with less than 2), or the best
-            two, train at full size. The heat needs a narrower sweep, a single metric without bounds on metrics, and no
-            `train`. It pays if it costs at most a full training, by counted operations of the first configuration's
-            models. It does not for small models, whose forward pass on a batch takes fewer than 300 million
-            multiplications. Without a middle heat, and below 1, at least half of the finalists continue as with 3.
-        time_budget_s: Seconds after which no new work starts; at most half of it goes to heats on surrogates. It may
-            seem enough for a full training but not for the race. If some finalists would then have to wait for others,
-            the sweep's best trains to its end first. The same call with more time resumes the run: first the sweep,
-            then full-size training.
-        stop_at: A score of `metric` that is good enough: once a full-size model reaches it, training ends. This counts
-            in a sweep at full width, too, if its checkpoints hold the weights of that epoch, as with `train`. If a
+            With a budget of at least 1 and below 3, a middle heat comes before the race if it pays. The best 8
+            configurations of the sweep train anew on surrogates of 1/4 of the width, to `max_t`. Below 2, the best of
+            them trains at full size; otherwise the best two do. The heat needs a narrower sweep, a single metric
+            without bounds on metrics, and no `train`. It pays if it costs at most a full training, by counted
+            operations of the first configuration's models. It does not pay for small models, whose forward pass on a
+            batch takes fewer than 300 million multiplications. Without a middle heat, or below 1, at least half of the
+            finalists continue as with 3.
+        time_budget_s: Seconds after which no new work starts; at most half of it goes to heats on surrogates. The
+            budget may seem enough for a full training but not for the race. If some finalists would then have to wait
+            for others, the sweep's best trial trains to its end first. The same call with more time resumes the run:
+            first the sweep, then full-size training.
+        stop_at: A score of `metric` that is good enough: once a full-size model reaches it, training ends. A model of a
+            sweep at full width counts, too, if its checkpoint holds the weights of that epoch, as with `train`. If a
             surrogate reaches it, its trial trains at full size at once, up to the race's first milestone, and the other
-            trials wait. Finalists with far cheaper epochs train first. The same call with a better
-            score, or None, resumes the run. It must be None for a list of metrics, or if a trained metric has a bound.
+            trials wait. Finalists with far cheaper epochs train first. The same call with a better score, or None,
+            resumes the run. It must be None for a list of metrics, or if a trained metric has a bound.
         sweep: How the sweep tries configurations; see `SweepConfig`.
         race: How the finalists train at full size; see `RaceConfig`.
         backend: "local" for all devices of this machine, as `LocalBackend()`; "ray" for all devices of a Ray cluster,
@@ -210,7 +213,7 @@ def tune(
     request.check()
     _check_run(resume, name, progress, callbacks)
     plain = warnings_in_one_line() if progress else contextlib.nullcontext()
-    trains = torch.inference_mode(False)  # also gives gradients where the caller has switched them off
+    trains = torch.inference_mode(False)  # gradients are needed even if the caller has switched them off
     with plain, HeldBack() as held_back, _never_ending_well(), preserved_generators(), trains:
         return _run(request, trains_on, folder, name, resume, progress, callbacks, held_back)
 
@@ -316,7 +319,7 @@ def _run(
 def _heats_on_surrogates(
     run: Run, search: Search, devices: Devices, asked: SweepRule | str, race: Race
 ) -> tuple[Sweep, MiddleHeat | None]:
-    """Return the sweep and the middle heat (None if there is none); the later of them may begin the race early."""
+    """Return the sweep and the middle heat, or None without one. The later heat of the two may begin the race early."""
     rule = None if isinstance(asked, str) else asked
     if (plan := run.history.middle) is None:
         return Sweep(run, search, devices, rule, race), None
@@ -366,9 +369,9 @@ def _recall(search: Search, run: Run) -> None:
 
 
 def _enough(run: Run) -> Callable[[int], bool]:
-    """Return a function of the number of configurations so far that tells whether to stop drawing.
+    """Return a function that takes the number of configurations drawn so far, and tells whether to stop drawing.
 
-    Drawing stops if time is up and all recorded configurations are drawn again.
+    Drawing stops if time is up and all recorded configurations have been drawn again.
     """
     lines = (line for unit in run.store.units().values() for line in unit.lines)
     recorded = 1 + max((line["trial"] for line in lines if line["event"] == "trial"), default=0)

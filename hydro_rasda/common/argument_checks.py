@@ -21,7 +21,7 @@ from fusion.argument_checks import require as require
 
 
 def in_order(value: set[Any] | frozenset[Any], show: Callable[[Any], str] = repr) -> str:
-    """Return a set as text that is equal in every process; the order in its `repr` differs between processes.
+    """Return a set as text that is equal in every process, because the order in its `repr` is not.
 
     >>> in_order({"b", "a"}), in_order(frozenset({2, 1})), in_order(set())
     ("{'a', 'b'}", 'frozenset({1, 2})', 'set()')
@@ -33,7 +33,7 @@ def in_order(value: set[Any] | frozenset[Any], show: Callable[[Any], str] = repr
 
 
 def is_metric(value: object) -> TypeGuard[float]:
-    """Return whether a value is a number that a training may report: infinities and NaN count, a bool does not."""
+    """Return whether a value is a number that a training may report. Infinities and NaN count; a bool does not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -89,7 +89,7 @@ def check_text(name: str, value: object, optional: bool = False) -> None:
 def check_function(name: str, value: object, *counts: int, rule: str, or_class: bool = False) -> None:
     """Raise ValueError unless `value` can be called with one of the numbers of arguments `counts`.
 
-    Classes are refused, too, unless `or_class`.
+    Classes are refused, too, unless `or_class` is True.
     """
     holds = callable(value) and (or_class or not isinstance(value, type))
     try:

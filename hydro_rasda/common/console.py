@@ -13,7 +13,7 @@ UNBROKEN = 10_000
 """Console width at which no line is wrapped."""
 
 LINE_SECONDS = 60.0
-"""Fewest seconds between two lines of progress, if the output is not a terminal."""
+"""Least number of seconds between two lines of progress, if the output is not a terminal."""
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final, Literal, get_args
 
 HeatName = Literal["sweep", "middle", "race"]
-"""The sweep trains many trials on narrow surrogates, the middle heat the best of them on wider ones, and the race few
-at full size."""
+"""The sweep trains many trials on narrow surrogates. The middle heat trains the best of them on wider surrogates. The
+race trains a few at full size."""
 
 HEAT_NAMES: Final[tuple[HeatName, ...]] = get_args(HeatName)
 """The names in the order in which a run has these heats."""
 
 RunPart = HeatName | Literal["transfer check"]
-"""A part of a run that says how many epochs it trains. `check_transfer` has one beside the heats."""
+"""A part of a run that says how many epochs it trains: a heat, or the transfer check (`check_transfer`)."""

@@ -1,4 +1,4 @@
-"""Packages that only some features need: if one is missing, the error says which, and what to install."""
+"""Packages that only some features need. If one is missing, the error names it, and says what to install."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def needed_by(feature: str, extra: str) -> Iterator[None]:
-    """Run imports that `feature` needs; an ImportError among them says to install the `extra` of this library."""
+    """Run imports that `feature` needs. If one fails, its ImportError says to install the `extra` of this library."""
     try:
         yield
     except ImportError as error:

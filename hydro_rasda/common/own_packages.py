@@ -14,7 +14,7 @@ DISTRIBUTION = "hydro-rasda"
 
 
 def refuse_other_packages(*names: str) -> None:
-    """Raise ImportError if Python finds another package than ours under one of `names`; no code of it runs.
+    """Raise ImportError if Python finds another package than ours under one of `names`. No code of that package runs.
 
     The error names the file that Python finds, its distribution if known, and what to do.
     """

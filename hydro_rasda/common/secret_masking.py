@@ -77,12 +77,12 @@ def hide(config: Mapping[str, Any], places: Collection[Place], by: Any = HIDDEN)
 
 
 def restore(config: Mapping[str, Any], places: Collection[Place], space: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with the secrets that a space has at `places`."""
+    """Return a configuration with the secrets at `places` put back. The space has their values."""
     return put(config, {place: value_at(space, place) for place in places})
 
 
 def put(config: Mapping[str, Any], values: Mapping[Place, Any]) -> dict[str, Any]:
-    """Return a configuration with new values at the given places; places that it lacks are ignored."""
+    """Return a configuration with new values at the given places. Places that it lacks are ignored."""
     copied = dict(config)
     for (name, *rest), value in values.items():
         if name in copied:

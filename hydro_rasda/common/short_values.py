@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 _POWERS = 1e6
-"""Numbers from here on are shown with a power of ten."""
+"""Numbers of at least this size are shown with a power of ten."""
 
 
 def show(value: Any, digits: int = 3) -> str:
@@ -37,7 +37,7 @@ def error_line(told: str | None) -> str:
 
 
 def counted(count: float, name: str) -> str:
-    """Return a count and the name of what is counted, in the plural unless it is 1; floats have two digits.
+    """Return a count with a name, which is in the plural unless the count is 1. Floats have two digits.
 
     >>> counted(1, "epoch"), counted(0, "epoch"), counted(1.04, "full training"), counted(2.5, "full training")
     ('1 epoch', '0 epochs', '1 full training', '2.5 full trainings')
@@ -47,7 +47,7 @@ def counted(count: float, name: str) -> str:
 
 
 def all_of(count: int, name: str) -> str:
-    """Name all of several things.
+    """Return words for all of several things.
 
     >>> all_of(1, "trial"), all_of(3, "trial")
     ('the only trial', 'all 3 trials')

@@ -52,11 +52,11 @@ class DryRun(Findings):
     """All findings of a dry run.
 
     Attributes:
-        parameters: Name and "shape dtype" of each parameter of the first target that could be built.
+        parameters: Maps each parameter of the first full-size model that could be built to its "shape dtype".
         pretrained: True if initial weights do not depend on the seed. Then no surrogate was tried, because it would
             keep only a random part of the pretrained weights. Always False with `sweep.surrogate=1`.
         narrowed: The widths of the surrogate; None if no surrogate was tried.
-        metrics: Metrics of the first target on its first batches, by name.
+        metrics: Metrics of the first full-size model on its first batches, by name.
     """
 
     parameters: dict[str, str]
@@ -80,13 +80,13 @@ def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> D
     Trials are tried in turn until one can be trained, because a model may refuse single configurations.
 
     Args:
-        survey: True to read the data once, too; see `survey_data`.
+        survey: True to read the data once, too; see `survey_data`. False reads only the first batches.
 
     Raises:
-        ValueError: If, for all trials, `model_fn` fails, the model cannot take a batch, the loss cannot take the
-            model's output and the target, or the loss or metric is never finite. Also if the model cannot be made
-            narrower, `model_fn` returns no module, the objective returns no dict of tensors, or the metric is unknown.
-            The message names the argument.
+        ValueError: If for all trials, `model_fn` fails, the model does not accept a batch, or the loss does not accept
+            the model's output and the target. Also if the loss or metric is never finite, or if the model cannot be
+            made narrower. Also if `model_fn` returns no module, the objective returns no dict of tensors, or the metric
+            is unknown. The message names the argument.
     """
     unbuilt, misfits = list[tuple[str, BaseException | None]](), list[tuple[str, BaseException | None]]()
     for trial in trials:
@@ -178,7 +178,7 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
         _try_copy(tried, trial, parts[0])
     reads = frozenset(notes.read) | getattr(as_given(problem.objective), "reads", frozenset())
     steady = min(epoch_seconds, _repeated(problem, target, parts[0]) * len(parts) * steps)
-    models = problem.settings.models("race")  # a finalist's train to an epoch one after another, all in memory
+    models = problem.settings.models("race")  # a finalist's models train in turn, and all stay in memory
     return DryRun(
         parameters=parameters,
         pretrained=pretrained,
@@ -230,7 +230,7 @@ def _check_names(problem: Problem, found: Collection[str]) -> None:
 
 
 def _repeated(problem: Problem, target: nn.Module, batch: Batch) -> float:
-    """Return the seconds of another forward and backward pass; on a CPU, on one thread.
+    """Return the seconds of another forward and backward pass, on one thread if the device is a CPU.
 
     The first step on one thread includes set-up work. If it is quick, a second step is measured, and the faster counts.
     """
@@ -279,7 +279,7 @@ def _addresses(model: nn.Module) -> set[int]:
 
 
 def _is_pretrained(target: nn.Module, from_another_seed: nn.Module) -> bool:
-    """Return whether another seed gives the same weights.
+    """Return whether a model has mostly the same weights as a model from another seed.
 
     Parameters with at most two different values, such as constants and identities, are ignored.
     """
@@ -295,7 +295,7 @@ def _is_pretrained(target: nn.Module, from_another_seed: nn.Module) -> bool:
 
 
 def _try_optimizer(problem: Problem, trial: Trial, target: nn.Module) -> None:
-    """Make the trial's optimizer once, to find errors (Misfit) in keys of model parts and in optimizer functions."""
+    """Make the trial's optimizer once. Raise Misfit for errors in keys of model parts or in optimizer functions."""
     try:
         problem.note_roles(target, trial)
         optimizer(target, by_parameter(trial.config, roles_of(target)))
@@ -322,7 +322,7 @@ def _try_surrogate(problem: Problem, trial: Trial) -> WidthPlan | None:
 
 
 def _try_copy(problem: Problem, trial: Trial, batch: Batch) -> None:
-    """Fuse one trial's surrogate, and raise Misfit if the fused copy computes something else."""
+    """Fuse one trial's surrogate, and raise Misfit if the fused copy computes something else than the surrogate."""
 
     def means(model: nn.Module, part: Batch) -> Mapping[str, Tensor]:
         return scalars(problem.objective(model, part))

@@ -60,7 +60,7 @@ class Ready:
 
     Attributes:
         problem: The problem, with the dry run's findings about the model and with rungs that lie after the warm-ups.
-        settings: The user's settings, except for the width of a pretrained model's surrogates.
+        settings: The user's settings. Only `sweep.surrogate` differs: it is 1 if the model is pretrained.
         parameters: Name, shape and type of each parameter of the full-size model.
         messages: Messages to the user about the dry run.
     """
@@ -82,13 +82,13 @@ def get_ready(
     """Try a problem out, and warn of settings that would fail silently.
 
     Args:
-        doing: The run's crash log, if there is a run.
-        named_rule: True if a rule of the library decides the sweep, so that the sweep's last epoch is known; False for
-            a rule of the user.
+        doing: The run's crash log; None without a run.
+        named_rule: True if a rule of the library decides the sweep, so that the sweep's last epoch is known. False for
+            the user's own rule.
 
     Raises:
-        ValueError: If no trial can be trained; see `dry_run`. Also if a `schedule` fails or returns no factors, if the
-            largest batches exceed the data, or if no rule is known for how an optimizer's learning rates transfer.
+        ValueError: If no trial can be trained; see `dry_run`. Also if a `schedule` fails or returns no factors, or if
+            the largest batches exceed the data. Also if it is not known how an optimizer's learning rates transfer.
     """
     settings = problem.settings
     messages: list[str] = []
@@ -157,7 +157,7 @@ def _check_largest_batches(problem: Problem, configs: Sequence[Mapping[str, Any]
 
 
 def _of_surrogates(problem: Problem, found: DryRun, ratio: float) -> list[str]:
-    """Return a line if surrogates may be wider than the user expects, and warn if they are hardly narrower."""
+    """Return a message if surrogates may be wider than the user expects. Warn if they are hardly narrower."""
     if found.narrowed is None:
         return []
     told, summary = about_width_argument(problem.model_fn), found.narrowed.summary
@@ -206,7 +206,7 @@ def _warn_of_endless(warmup: float, max_t: int) -> None:
 
 
 def _has_decay(problem: Problem, space: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]) -> bool:
-    """Tell whether learning rates decay in some training, need no decay, or may decay by the user's own code."""
+    """Tell whether learning rates decay in any training, need no decay, or may decay by the user's own code."""
     of_objective = getattr(as_given(problem.objective), "optimizer_settings", None)
     if problem.own_loop is not None or of_objective is not None:
         return True

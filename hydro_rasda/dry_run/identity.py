@@ -29,7 +29,7 @@ _LATE = (*_DATA, "model", "parts", "environment", "code")
 """Keys of `run.json` that are known only after the dry run, or that are not part of a run's identity."""
 
 _PIECES = 200
-"""Most pieces of a function that are compared before the dry run. After the dry run, all pieces are compared."""
+"""Largest number of a function's pieces that are compared before the dry run. After it, all pieces are compared."""
 
 
 class Identity:
@@ -60,10 +60,10 @@ class Identity:
         self._before = {name: content(function) for name, function in self._functions.items()}
 
     def known(self, settings: TuneConfig, found: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the identity as far as it is known before a dry run.
+        """Return the identity as far as it is known before a dry run; take the rest from the existing run.
 
-        The rest comes from `found`, the content of the existing run's `run.json`. Values that calls of that run left
-        unchanged are parts of its function. A function without them is another one.
+        `found` is the content of that run's `run.json`. It has the pieces of each function that calls left unchanged. A
+        function that lacks one of these pieces is another function.
         """
         noted, digests = found.get("code", {}), found.get("digests", {})
         others = {name for name, of in self._before.items() if not noted.get(name, {}).items() <= _short(of).items()}
@@ -79,7 +79,7 @@ class Identity:
 
     def asked(self, ready: Ready, batch_size: int) -> dict[str, Any]:
         """Return the content of `run.json`, by which a later call recognizes the run."""
-        # Values that calls have changed, such as counters, are no parts of the functions.
+        # Values that calls have changed, such as counters, are not parts of the functions.
         stayed = {name: unchanged(self._before[name], content(function)) for name, function in self._functions.items()}
         problem, objective = ready.problem, as_given(ready.problem.objective)
 

@@ -1,4 +1,4 @@
-"""The dry run, protected against trials that end their process, as by a crash or a lack of memory."""
+"""The dry run, protected against trials that end their process, for example by a crash or a lack of memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def survived_dry_run(problem: Problem, trials: Sequence[Trial], doing: CrashLog)
         if scouted.found is not None:
             for _, warning in scouted.warned:
                 warnings.warn_explicit(**warning)
-            # The data are read in this process: if a Dataset caches its examples, later forks share the cache.
+            # Read the data in this process, so that later forks share the cache if a Dataset caches its examples.
             with contextlib.suppress(Misfit), warnings.catch_warnings():
                 for text, warning in scouted.warned:  # these were given above
                     warnings.filterwarnings("ignore", re.escape(text), lineno=warning["lineno"])
@@ -120,7 +120,7 @@ def _scout(problem: Problem, trials: Sequence[Trial]) -> _Scouted:
                 yield trial
 
         found = None
-        # Errors are ignored here: if this dry run finds nothing, the tuner's process repeats it and raises the error.
+        # Errors are ignored, because the tuner's process repeats a dry run that fails here, and raises its error.
         with contextlib.suppress(Exception), warnings.catch_warnings(record=True) as caught:
             found = _as_sent(dry_run(problem, each(), survey=False))
         warned = {(str(one.message), one.filename, one.lineno): plain_warning(one) for one in caught}
@@ -135,7 +135,7 @@ def _scout(problem: Problem, trials: Sequence[Trial]) -> _Scouted:
 
 
 def _as_sent(found: DryRun) -> DryRun:
-    """Return findings as another process receives them; raise if they cannot be sent (model inputs may be anything)."""
+    """Return findings as another process receives them. Raise if their model inputs, of any type, cannot be sent."""
     sent = io.BytesIO()
     torch.save(found, sent)
     sent.seek(0)

@@ -133,7 +133,7 @@ class Request:
 
     @cached_property
     def folds(self) -> Folds | None:
-        """The folds of the training data, if `val_data` is a splitter; on the CPU."""
+        """The folds of the training data, on the CPU; None if `val_data` is not a splitter."""
         if self.sweeps or not is_splitter(self.val_data):
             return None
         seed = self.settings.seed
@@ -152,7 +152,7 @@ class Request:
         return {name: function for name, function in given.items() if function is not None}
 
     def searcher(self) -> Searcher | None:
-        """Return a copy of the searcher that knows the space. The user's own stays unchanged, for further runs."""
+        """Return a copy of the user's searcher that knows the space. The user's object can serve further runs."""
         asked = self.settings.sweep.searcher
         if isinstance(asked, str):
             return named_searcher(asked, self.space, self.settings)
@@ -192,7 +192,7 @@ class Request:
 
 
 def _check_explored(rule: PopulationBasedTraining, space: Mapping[str, Any]) -> None:
-    """Raise ValueError if a rule would change keys that the space lacks, or whose values are no floats."""
+    """Raise ValueError if a rule would change keys that the space lacks, or keys whose values are not floats."""
     unknown = sorted(map(str, rule.explored.keys() - reachable(space).keys()))
     told = f"one whose `explored` has keys of `space`, which has no {', '.join(unknown)}"
     require(not unknown, "sweep.rule", rule, told)
@@ -203,7 +203,7 @@ def _check_explored(rule: PopulationBasedTraining, space: Mapping[str, Any]) -> 
 
 
 def _check_nothing_to_train(name: str, function: object) -> None:
-    """Raise ValueError if a function is a module with parameters that need gradients: nothing would train them."""
+    """Raise ValueError if a function is a module with parameters that need gradients, as nothing would train them."""
     for part, own in function.items() if isinstance(function, Mapping) else [("", function)]:
         trained = [n for n, p in own.named_parameters() if p.requires_grad] if isinstance(own, nn.Module) else []
         where = f"{name}[{part!r}]" if part else name

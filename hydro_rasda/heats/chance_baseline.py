@@ -1,4 +1,4 @@
-"""The chance baseline: compare scores with those of a constant prediction, to tell whether trials have learned yet."""
+"""The chance baseline: the score of a constant prediction. A trial that does not beat it has not learned yet."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from hydro_rasda.run.state import Run
 from hydro_rasda.settings.config import Mode
 
 EXAMPLES = 10_000
-"""Training examples from which the constant is computed: a frequency is then known to a hundredth."""
+"""Number of training examples from which the constant is computed. They give a class frequency to about 0.01."""
 
 RELATIVE_MARGIN = 0.01
 """Margin of a loss, relative to the constant's loss. Both are measured on the same examples, so that noise cancels.
 
-A trial within it explains less than a hundredth of what the constant leaves open (R squared, for the squared error).
+A trial within the margin improves on the constant's loss by less than a hundredth. With the squared error, R squared is
+then below 0.01.
 """
 
 
 _OTHER_OUTPUTS = AttributeError, IndexError, KeyError, TypeError, ValueError
-"""Errors of a loss that cannot take a single tensor with one column per class of the training data."""
+"""Errors of a loss that does not accept a single tensor with one column for each class of the training data."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Chance:
     margin: float
 
     def beaten(self, scores: Iterable[float], mode: Mode) -> bool:
-        """Tell whether any score is better by more than the margin.
+        """Tell whether any score is better than chance by more than the margin.
 
         >>> Chance(2.3, 0.1).beaten([2.25, 9.0], "min"), Chance(0.1, 0.05).beaten([0.12, 0.2], "max")
         (False, True)
@@ -57,7 +58,7 @@ class Chance:
 
 
 def warn_of_chance(run: Run, scores: Mapping[int, float], epoch: int) -> None:
-    """Warn if no trial differs from chance at the first rung, so that noise decides it."""
+    """Warn if no trial is better than chance at the first rung, because then noise decides which trials continue."""
     if (chance := unbeaten_chance(run, "sweep", scores)) is None:
         return
     finite = [score for score in scores.values() if math.isfinite(score)]
@@ -70,14 +71,14 @@ def warn_of_chance(run: Run, scores: Mapping[int, float], epoch: int) -> None:
         f"no trial's {run.settings.metric} differs from chance at the first rung (epoch {epoch}): the best is "
         f"{best:.4g}, a constant prediction has {chance.score:.4g}. {remedy}, or look at the range of `lr`"
     )
-    run.store.keep_message(told)  # without an event: a callback that shows events also shows warnings
+    run.store.keep_message(told)  # sends no event, because callbacks that show events also show warnings
     warn(told)
 
 
 def unbeaten_chance(run: Run, heat: HeatName, scores: Mapping[int, float]) -> Chance | None:
-    """Return the score of a constant prediction if no trial of a heat does better; None if it is not known.
+    """Return the chance baseline if no trial of a heat beats it. If a trial does, or if it is unknown, return None.
 
-    It is known only for an objective that `loss_fn` makes, not for one written by hand.
+    The baseline is known only if the library made the objective from `loss_fn`, not if the user wrote `objective`.
     """
     finite = [score for score in scores.values() if math.isfinite(score)]
     if not finite or not isinstance(as_given(run.problem.objective), Supervised):
@@ -89,10 +90,10 @@ def unbeaten_chance(run: Run, heat: HeatName, scores: Mapping[int, float]) -> Ch
 
 
 def chance_of(problem: Problem, batch_size: int, classes: bool) -> Chance | None:
-    """Return the score of the best constant prediction: the frequencies of classes, or the mean of numbers.
+    """Return the score of the best constant prediction. The constant is the class frequencies, or the mean target.
 
-    Return None if the score is not known, for example because the loss takes no such prediction. If a user's loss or
-    data raise another error, warn of it.
+    Return None if the score is unknown, for example because the loss does not accept such a prediction. Warn if the
+    user's loss or data raise any other error.
     """
     if problem.folds is not None:
         found = [chance_of(of_model, batch_size, classes) for of_model in problem.each("sweep")]
@@ -108,7 +109,7 @@ def chance_of(problem: Problem, batch_size: int, classes: bool) -> Chance | None
                 tried.append(_measured(problem, constant, measured, EVAL_BATCH_FACTOR * batch_size))
             except _OTHER_OUTPUTS:
                 continue
-            except Exception as error:  # the loss may still take another constant
+            except Exception as error:  # the loss may still accept another constant
                 failed.append(error)
     except Exception as error:  # the user's data may raise anything
         failed.append(error)
@@ -125,11 +126,11 @@ def chance_of(problem: Problem, batch_size: int, classes: bool) -> Chance | None
 
 
 def _targets(batches: Iterator[Batch]) -> Tensor:
-    """Return the targets of the first examples: of fewer examples if each has many targets."""
+    """Return the targets of the first `EXAMPLES` examples, or of fewer examples if each has many targets."""
     found: list[Tensor] = []
     examples = numbers = 0
     for _, target in batches:
-        found.append(target if target.is_floating_point() else target.flatten())  # sequences differ in length
+        found.append(target if target.is_floating_point() else target.flatten())  # as sequences may differ in length
         examples, numbers = examples + len(target), numbers + target.numel()
         if examples >= EXAMPLES or numbers >= 100 * EXAMPLES:
             break
@@ -139,10 +140,11 @@ def _targets(batches: Iterator[Batch]) -> Tensor:
 def _constants(target: Tensor, classes: bool) -> list[Tensor]:
     """Return constant predictions for targets [N, ...]: the log-frequencies of classes [C], or the mean target [...].
 
-    A loss may take the mean itself, its logarithm or its log-odds, so that all three are tried.
+    A loss may expect the mean itself, its logarithm or its log-odds. So if the mean lies between 0 and 1, all three are
+    returned.
     """
     if not target.is_floating_point():
-        counts = torch.bincount(target[target >= 0]) + 1.0  # a class that is only in the validation data counts, too
+        counts = torch.bincount(target[target >= 0]) + 1.0  # no frequency is 0, as validation data may have the class
         return [(counts / counts.sum()).log()] if classes else []
     mean = target.mean(0)
     return [mean, mean.log(), mean.logit()] if bool(((mean > 0) & (mean < 1)).all()) else [mean]

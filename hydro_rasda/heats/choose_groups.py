@@ -1,4 +1,4 @@
-"""Choose the trials that a device trains next, and their fused groups, by pure functions of queue and measurements."""
+"""Choose the trials that a device trains next, and group them: pure functions of the queue and measured speeds."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hydro_rasda.schedulers.packing_policy import SLACK
 
 @dataclass(frozen=True)
 class WaitingKind:
-    """Trials of one kind that wait for a device.
+    """Trials of one kind that wait for a device. Trials of one kind can be fused.
 
     Attributes:
         trials: Numbers of the trials; groups keep this order.
-        steps: Optimizer steps of an epoch.
+        steps: Number of optimizer steps in an epoch.
     """
 
     trials: Sequence[int]
@@ -33,19 +33,20 @@ class WaitingKind:
 
 
 Round = Mapping[str, Sequence[int]]
-"""Groups that train side by side: for each kind, the sizes of its groups, which take its first trials in order."""
+"""Maps each kind to the sizes of its groups that train side by side. Groups take the kind's first trials in order."""
 
 
 def next_groups(waiting: Mapping[str, WaitingKind], cores: int = 1, share: float = 1.0) -> list[Group]:
     """Choose the next groups of a device: one group, or as many as the device has cores.
 
-    By default, all cores train equally large groups of one kind, which end at the same time. For small models, a wide
-    group takes hardly longer than a narrow one, so that one core per kind can be faster. The measurements decide.
+    Normally, all cores train equally large groups of one kind, which end at the same time. For small models, a group of
+    many members takes hardly longer than a group of a few. Then one core for each kind can be faster. The measured
+    speeds decide between the two.
 
     Args:
-        waiting: Waiting trials by kind; the kind of the first trial comes first.
-        cores: Groups that the device trains beside each other.
-        share: The largest share of all waiting trials that the device may take: the rest is for other free devices.
+        waiting: Waiting trials by kind. The first kind is that of the first trial in the queue.
+        cores: Number of groups that the device trains at the same time.
+        share: The largest share of all waiting trials that the device may take. The rest is for other idle devices.
 
     >>> waiting = {"a": WaitingKind([0, 2, 3, 4], Widths(4)), "b": WaitingKind([1, 5], Widths(4))}
     >>> [group.members for group in next_groups(waiting)], [group.members for group in next_groups(waiting, share=0.5)]
@@ -70,7 +71,10 @@ def next_groups(waiting: Mapping[str, WaitingKind], cores: int = 1, share: float
 
 
 def _next_round(waiting: Mapping[str, WaitingKind], cores: int) -> Round:
-    """Return the first round of the faster of two ways to share cores among kinds, over all trials."""
+    """Return the first round of the plan that trains an epoch of all trials faster.
+
+    One plan gives all cores to one kind after the other. The other plan gives one core to each of several kinds.
+    """
     first = next(iter(waiting))
     parts = {first: _beside(waiting[first], cores)}
     if len(waiting) > 1 and cores > 1:
@@ -79,9 +83,10 @@ def _next_round(waiting: Mapping[str, WaitingKind], cores: int) -> Round:
 
 
 def _sizes(trials: int, most: int, parts: int) -> list[int]:
-    """Return the sizes of the groups in the first of as few rounds as possible for the trials of a kind.
+    """Split the trials of a kind into as few rounds as possible. Return the sizes of the groups of the first round.
 
-    The groups of a round train side by side. All groups of all rounds are equally large, up to one trial.
+    A round has up to `parts` groups, which train side by side. A group has at most `most` trials. The sizes of all
+    groups differ by at most one.
 
     >>> _sizes(10, most=4, parts=2), _sizes(8, most=4, parts=2), _sizes(3, most=4, parts=8)
     ([3, 2], [4, 4], [1, 1, 1])
@@ -92,13 +97,13 @@ def _sizes(trials: int, most: int, parts: int) -> list[int]:
 
 
 def _beside(of: WaitingKind, cores: int) -> int:
-    """Return how many groups of a kind train side by side, one on a core, without exceeding the memory."""
+    """Return how many groups of a kind can train side by side, one on each core, without exceeding the memory."""
     share = of.widths.share
     return cores if share * cores <= 1 + SLACK else max(1, int(1 / share + SLACK))
 
 
 def _round(trials: int, most: int, parts: int) -> tuple[int, int, int]:
-    """Summarize `_sizes` without a list: the largest group, the smallest, and their sum.
+    """Return the largest size, the smallest size and the sum of all sizes in `_sizes`, without building the list.
 
     >>> _round(10, most=4, parts=2), _round(8, most=4, parts=2)
     ((3, 2, 5), (4, 4, 8))
@@ -109,7 +114,7 @@ def _round(trials: int, most: int, parts: int) -> tuple[int, int, int]:
 
 
 def _seconds_apart(waiting: Mapping[str, WaitingKind], cores: int) -> float:
-    """Return the seconds of an epoch of all trials if one kind after the other has all cores."""
+    """Return the seconds of one epoch of all trials if the kinds train one after the other, each on all cores."""
     total = 0.0
     for of in waiting.values():
         left, most, parts = len(of.trials), of.widths.most, _beside(of, cores)
@@ -121,9 +126,9 @@ def _seconds_apart(waiting: Mapping[str, WaitingKind], cores: int) -> float:
 
 
 def _together(waiting: Mapping[str, WaitingKind], cores: int, limit: float) -> dict[str, int]:
-    """The first of the rounds in which the kinds that take longest have a core each: their cores.
+    """Return the number of cores of each kind in the first round of `_Together`.
 
-    Return an empty dict if an epoch of all trials then takes `limit` seconds or more.
+    Return an empty dict if these rounds take `limit` seconds or more for one epoch of all trials.
     """
     rounds, total = _Together(waiting, cores), 0.0
     first = parts = rounds.begin()
@@ -134,7 +139,7 @@ def _together(waiting: Mapping[str, WaitingKind], cores: int, limit: float) -> d
 
 
 class _Together:
-    """Rounds in which each of the slowest kinds has one core. Cores that are left go to the slowest of them.
+    """Rounds in which each of the slowest kinds has one core. Each core that is left goes to the slowest of them.
 
     A kind that does not fit into memory beside slower kinds waits for a later round.
     """
@@ -176,7 +181,7 @@ class _Together:
         return parts
 
     def train(self, parts: Mapping[str, int]) -> float:
-        """Remove the trials of that round; return the seconds that an epoch of the round takes."""
+        """Remove the trials of a round that `begin` returned. Return the seconds that an epoch of the round takes."""
         longest = 0.0
         for kind, count in parts.items():
             largest, smallest, taken = _round(self._left[kind], self._most[kind], count)

@@ -1,4 +1,4 @@
-"""The costs of full-size models, by configuration, and the constraints on these costs."""
+"""The costs of each configuration's full-size model, and the constraints that are checked before training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hydro_rasda.space.domains import plain
 
 
 class Costs:
-    """Costs by configuration. Each cost is measured once in a run, and only if the settings name it."""
+    """The costs of configurations. Each is measured once in a run, and only if the settings name it."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._names = run, run.settings.comparison.costs
@@ -40,9 +40,9 @@ class Costs:
         return {name: math.nan if value is None else value for name, value in found.items()}
 
     def _measured(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Measure the costs. Reuse those of a model that was built from the same values and trains on the same batches.
+        """Measure the costs, or reuse those of a model that was built from the same values and has the same batches.
 
-        Batches are the same if `batch_size` and `accumulate` are.
+        Batches are the same if `batch_size` and `accumulate` are the same.
         """
         trial, own = Trial(0, config), all_of(config)
         batches = trial.batch_size, read(config, "accumulate")
@@ -71,9 +71,9 @@ class Costs:
 def all_fit(constraints: Constraints | None, costs: Costs | None = None) -> Fits | None:
     """Return a function that tells whether a configuration meets all constraints that are known before training.
 
-    A cost that cannot be measured breaks its bounds. Without `costs`, bounds on costs are left out. Return None if
-    there are no such constraints. The function raises ValueError if a user's constraint raises or does not return a
-    bool.
+    A cost that cannot be measured breaks its bounds. If `costs` is None, the function ignores bounds on costs. If no
+    constraint is left to check, return None. The function raises ValueError if a user's constraint raises or does not
+    return a bool.
     """
     functions = functions_of(constraints)
     of_costs = {name: pair for name, pair in bounds_of(constraints).items() if name in COSTS and costs is not None}

@@ -1,8 +1,8 @@
 """From the sweep to full size: the choice of finalists, and where their training begins.
 
-The sweep's rule names the finalists. If time runs out first, the best trials so far become finalists. Finalists of a
-population train at full size by the schedules that it found; each also trains with a linear decay. If surrogates are
-as wide as the model, finalists resume their training in the sweep.
+The sweep's rule names the finalists. If time runs out first, the best trials so far become finalists. After population
+based training, finalists train at full size with the schedules that the population found, and also with a linear decay.
+If the sweep's models are as wide as the user's model, finalists continue from the sweep's checkpoints.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from hydro_rasda.training.user_loop import state_in
 def finalists_of_rule(
     run: Run, search: Search, rule: SweepRule, state: SweepState, tell: Callable[[int, bool], None]
 ) -> list[int]:
-    """Have the rule name the finalists of a sweep that is over.
+    """Ask the rule for the finalists of a sweep that is over.
 
-    If all remaining trials diverged or failed, the finalists are the best of the trials that the rule stopped before.
+    If all remaining trials diverged or failed, the finalists are the best of the trials that the rule stopped earlier.
 
     Args:
-        tell: Called with the last milestone, and with whether an earlier call has named the finalists.
+        tell: Called with the last milestone, and with True if an earlier call of `tune` has named the finalists.
     """
     chosen = checked_finalists(rule, rule.finalists(state), state)
     last = max(state.scores, default=0)
@@ -69,10 +69,11 @@ def finalists_of_rule(
 
 
 def finalists_in_time(run: Run, search: Search, copies: Collection[int] = ()) -> list[int]:
-    """Choose finalists if the time budget ended a rung early: the trials that trained longest; the better ones first.
+    """Choose finalists if the time budget ended the sweep: the trials that trained longest, among these the best.
 
     Args:
-        copies: Trials that were to continue as copies of others. None of them has trained with its new configuration.
+        copies: Trials that were to continue as copies of others. They are left out, because none of them has trained
+            with its new configuration.
     """
     run.end_by_time("sweep")
     run.say("the sweep's share of `time_budget_s` is spent: going on with the best so far")
@@ -97,7 +98,7 @@ def finalists_in_time(run: Run, search: Search, copies: Collection[int] = ()) ->
 
 
 def finalists_found(run: Run, search: Search, found: Sequence[int]) -> list[int]:
-    """Return the trials whose full-size models are as good as `stop_at` asks; the sweep goes on for no other trial."""
+    """End the sweep, because the full-size models of the trials `found` have reached `stop_at`; return these trials."""
     for number in sorted(run.history.sweep.trials):
         search.close(number)
     finalists = [*found[: run.settings.race.top_k]]
@@ -105,7 +106,7 @@ def finalists_found(run: Run, search: Search, found: Sequence[int]) -> list[int]
 
 
 def _announced(run: Run, finalists: list[int], recalled: bool) -> list[int]:
-    """Tell callbacks of the finalists, and return them; `recalled` is True if an earlier call has chosen them."""
+    """Tell callbacks of the finalists, and return them. `recalled` is True if an earlier call has chosen them."""
     among = tuple(sorted(run.history.trials))
     run.notify(FinalistsChosen, candidates=among, kept=tuple(finalists), recalled=recalled)
     return finalists
@@ -133,14 +134,15 @@ LINEAR: Mapping[str, Any] = {"schedule": "linear", "decay_start": 0.0, "floor": 
 
 
 def by_found_schedules(run: Run, finalists: Sequence[int]) -> tuple[list[int], list[str]]:
-    """Give the finalists of a population the schedules of their lineages, smoothed and stretched to `max_t`.
+    """Give finalists the schedules that population based training found, smoothed and stretched to `max_t`.
 
-    Each configuration also races with a linear decay, so that a schedule which does not transfer costs little. Both
-    become new trials, which the sweep did not train. There are still `top_k` finalists, from half as many lineages.
+    A finalist's schedule is that of its lineage, the trials from which it has its weights. Each configuration also
+    races with a linear decay, so that a schedule which does not transfer costs little. Both variants become new trials,
+    which the sweep did not train. There are still `top_k` finalists, so they come from half as many lineages.
 
-    Finalists stay as they are if the sweep copied no trial, or if it ran at full width: then their training continues.
-    They also stay if nothing would read a schedule: a function of the user trains them, or the objective has
-    `optimizer_settings`.
+    Finalists stay as they are if the sweep copied no trial. They also stay if the sweep ran at full width, because then
+    their training continues. The same holds if nothing would read a schedule, because the user's function trains the
+    models or because the objective has `optimizer_settings`.
 
     Returns:
         The finalists, and the lines that tell the user about them.
@@ -180,9 +182,9 @@ def _of_last_values(found: Mapping[int, Sequence[Ancestor]], finalists: Sequence
 
 
 def _variants(run: Run, number: int, changes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the changes by which a finalist may train, without those that break a constraint.
+    """Return the changes to its schedule with which a finalist may train, without those that break a constraint.
 
-    If all break one, return a single empty change.
+    If every change breaks a constraint, return a single empty change.
     """
     config, fits = run.history.trials[number].config, all_fit(run.settings.sweep.constraints)
     found = [dict(changes), {**changes, **LINEAR}] if may_decay(config) else [dict(changes)]
@@ -190,7 +192,7 @@ def _variants(run: Run, number: int, changes: Mapping[str, Any]) -> list[dict[st
 
 
 def _configured(run: Run, number: int, source: int, changes: Mapping[str, Any]) -> JournalLine:
-    """Return the journal's line for trial `number`: the configuration of `source` with changes to its schedule."""
+    """Return the journal's line for trial `number`, which is trial `source` with changes to its schedule."""
     config = {**run.history.trials[source].config, **changes}
     unread = dict.fromkeys(sorted(run.history.unread.get(source, ())))
     costs = dict(run.history.costs.get(source, {}))
@@ -220,11 +222,11 @@ def hand_over(run: Run, finalists: Sequence[int]) -> None:
 
 
 def is_found(run: Run, number: int) -> bool:
-    """Tell whether a sweep at full width has the weights of a model that is as good as `stop_at` asks.
+    """Tell whether a sweep at full width has kept the weights of a model that reaches `stop_at`.
 
     Args:
-        number: A trial of which some epoch of the sweep is as good. Checkpoints of the user's own loop hold that
-            epoch's weights, and others those of the last epoch.
+        number: A trial that reached `stop_at` in some epoch of the sweep. If the user's own loop trains, checkpoints
+            hold the weights of the best epoch. Otherwise they hold the weights of the last epoch.
     """
     if not run.problem.goes_on:
         return False
@@ -240,7 +242,7 @@ def _goes_on(run: Run, number: int) -> bool:
         return False
     if run.history.epochs_in(source, number) < max(curve):
         return False
-    if run.problem.is_own("sweep"):  # whose checkpoint has the best epoch's weights
+    if run.problem.is_own("sweep"):  # its checkpoint holds the weights of the best epoch
         return True
     # The sweep kept only the last weights. If an earlier epoch is to be kept, the finalist trains again from the start.
     kept = max(curve) if run.settings.race.keep == "last" else kept_epoch(curve, run.settings.mode)

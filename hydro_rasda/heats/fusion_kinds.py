@@ -1,4 +1,7 @@
-"""Find the trials that can train as one fused model; note which keys of a configuration are read to build it."""
+"""Find the trials that can train as one fused model, and note which keys of a configuration are read to build a model.
+
+Such trials are of one kind. A kind is a digest of all that the members of a fused model must share.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +45,15 @@ def find_kinds(
 
     Args:
         children: Processes to fork for building the models; 0 builds them in this process.
-        costs: Costs of the full-size models, by trial. They are added to the unit's lines.
+        doing: Notes the model that is being built, in case this process dies of it; None notes nothing.
+        costs: `costs[trial]` has the costs of the trial's full-size model. They are added to the unit's lines.
         until: Time of the monotonic clock after which no more models are built. The first model of each process is
             always built. The unit leaves out trials whose models were not built.
 
     Returns:
-        A unit whose value maps each trial to a digest of its fusion key, batch size and muP multipliers. Trials with
-        the same digest can train as one model. Trials that the user's own function trains share one kind, and their
-        models are not built here. The unit's lines name the keys of each configuration that nothing reads.
+        A unit of the journal. Its value maps each trial to a digest of its fusion key, batch size and muP multipliers.
+        Trials with the same digest can train as one model. Trials that the user's own function trains share one kind,
+        and their models are not built here. The unit's lines name the keys of each configuration that nothing reads.
     """
     if problem.is_own("sweep"):
         found = dict.fromkeys((trial.number for trial in trials), _Kind("own loop"))
@@ -71,7 +75,7 @@ def find_kinds(
         lines.append({**line, "costs": dict(costs[trial.number])} if trial.number in costs else line)
         if (error := found[trial.number].error) is not None:
             lines.append(failure_line(trial.number, error))
-    # In the order of the trials, not in that of the children: so one seed gives one journal.
+    # Keep the order of the trials rather than that of the children, so that one seed always gives the same journal.
     ordered = {trial.number: found[trial.number] for trial in trials}
     return Unit({number: kind.digest for number, kind in ordered.items() if kind.error is None}, lines)
 
@@ -79,9 +83,10 @@ def find_kinds(
 def _found(
     problem: Problem, parts: Sequence[Sequence[Trial]], pace: HangDetector, deaths: Deaths, until: float
 ) -> dict[int, _Kind]:
-    """Find the kind of each trial. Each part is built in its own process, all parts at the same time.
+    """Find the kind of each trial. Each of `parts` is built in its own process, all at the same time.
 
-    If a part's process dies or hangs, the part is built again. If the same trial ends it again, that trial is left out.
+    If a process dies or hangs, its part is built again. If it dies at the same trial again, that trial fails, and the
+    rest of the part is built.
     """
     found: dict[int, _Kind] = {}
     reached = {at: part[0].number for at, part in enumerate(parts)}
@@ -111,9 +116,9 @@ def _built(
 
 
 ALIKE = 4
-"""A model is not built if this many models of the same configuration values had one kind."""
+"""If this many models with the same configuration values had the same kind, further such models are not built."""
 MOST = 256
-"""Number of distinct configurations to remember. If there are more, few of them are alike."""
+"""Largest number of distinct configurations to remember. If there are more, few of them are alike."""
 
 
 @dataclass(frozen=True)
@@ -125,9 +130,9 @@ class _Kind:
 
 @dataclass
 class _Seen:
-    """Configurations with the same values of all keys that decide about the model.
+    """Configurations that have the same values for all keys that decide about the model.
 
-    `digest` is that of their models. It is empty if their models were of several kinds.
+    `digest` is the kind of their models; it is empty if these were of several kinds. `times` counts the models built.
     """
 
     settings: tuple[Hashable, ...]
@@ -165,10 +170,10 @@ def _building(trial: Trial) -> str:
 
 
 def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:
-    """Return the kind of a trial, from its model. After `ALIKE` equal models of the same values, do not build it.
+    """Return the kind of a trial. Its model is not built if `ALIKE` models of the same values had the same kind.
 
-    If `model_fn` builds at random, equal kinds may be a coincidence. Then `fuse`, which compares all members, refuses
-    the group, and each of its trials trains alone.
+    If `model_fn` builds at random, equal kinds may be a coincidence. `fuse` compares all members, and then refuses the
+    group, so that each of its trials trains alone.
     """
     try:
         own, settings = all_of(trial.config), (trial.batch_size, own_parts(trial.config))
@@ -192,8 +197,9 @@ def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:
 
 def _digest(problem: Problem, trial: Trial, surrogate: nn.Module) -> str:
     """Return a digest of everything that the trials of a group share."""
-    # Members of a group may have different optimizers, if these serve the same parts of the model.
-    # Surrogates of one width may belong to targets of different widths. Then their learning rates scale differently.
+    # Members of a group may have different optimizers if these update the same parts of the model.
+    # Surrogates of one width may belong to full-size models of different widths. Then their learning rates scale
+    # differently.
     settings = optimizer_settings(problem.objective, surrogate, trial.config)
     scales = multipliers(settings, surrogate, problem.settings.sweep.surrogate)
     accumulate, parts = read(settings.config, "accumulate"), own_parts(settings.config)
@@ -208,7 +214,7 @@ def _reads(problem: Problem, trial: Trial, notes: Notes | None) -> Reads | None:
     """
     reads = None if notes is None else notes.of(trial.config)
     if reads is not None and reads_config(as_given(problem.objective)):
-        # The objective's keys decide about the model, too. Floats do not: each fused member has its own.
+        # The objective's keys decide about the kind, too. Floats do not, because each fused member has its own value.
         given = Notes()
         given.read |= {key for key, value in leaves(steering(trial.config)) if not isinstance(value, float)}
         also = given.of(trial.config)
@@ -218,9 +224,10 @@ def _reads(problem: Problem, trial: Trial, notes: Notes | None) -> Reads | None:
 
 
 def build_noting(problem: Problem, trial: Trial) -> tuple[nn.Module, Notes | None]:
-    """Build a trial's surrogate, and note the keys that `model_fn` reads for it; None if the keys are not known.
+    """Build a trial's surrogate. Return it with notes of the keys that `model_fn` read; None if these are unknown.
 
-    If the model keeps the configuration, or if `model_fn` fails on it, every key may be read later.
+    They are unknown if the model keeps the configuration, because then it may read any key later. They are also unknown
+    if `model_fn` fails on the stand-in that notes the keys.
     """
     notes = Notes(may_be_kept=False)
     try:

@@ -1,6 +1,7 @@
 """The queue of a heat: an idle device takes the trials that are furthest behind, in groups of the fastest size.
 
-In population based training, trials continue as copies of others.
+Only trials of one kind can be fused, and so form a group. In population based training, trials continue as copies of
+others; `check_copies` tells whether they can.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _QueuePlace = tuple[tuple[int, ...], int]
 
 
 class _DeviceEnded(Exception):
-    """A device ended while it measured."""
+    """A device was lost while it measured."""
 
 
 class _Numbers(Sequence[int]):
@@ -59,10 +60,10 @@ class _Numbers(Sequence[int]):
 
 
 class _IdleDevices:
-    """Idle devices that take tasks in turn. Each device is asked once for its machine type and speed.
+    """Idle devices that take tasks in turn. The speed of each device is looked up once.
 
     Attributes:
-        left: The devices that have no task yet, the next one last.
+        left: The devices that have no task yet. The last item is the next device.
         of_type: The same devices by machine type.
     """
 
@@ -83,10 +84,11 @@ class _IdleDevices:
         return self.left.pop()
 
     def share(self, kind: str, rates: Mapping[str, float]) -> float:
-        """Return the share of the next device in the speed of all that are left, for trials of a kind.
+        """Return the next device's share of the total speed of all devices left, for trials of a kind.
 
         Args:
-            rates: The speed of each machine type, which is used unless the speeds of all devices were measured.
+            rates: `rates[machine]` is the planned speed of a machine type. It is used unless all devices left have a
+                measured speed.
         """
         totals, speed = self._measured, self._devices.speed(self.left[-1], kind)
         if kind not in totals:
@@ -105,19 +107,19 @@ class Dispatcher:
 
     Args:
         heat: Name of the heat.
-        width: That of its surrogates, as in `Task`.
+        width: Width of the heat's surrogates, as in `Task`.
     """
 
     def __init__(self, run: Run, devices: Devices, heat: HeatName = "sweep", width: float | None = None) -> None:
         self._run, self._devices, self._heat, self._width = run, devices, run.history.heats[heat], width
-        # By milestone and the epoch to go on from, by kind: members of one optimizer lie side by side, so that their
-        # update is one slice of each fused parameter.
+        # `_queues[span][kind]`: trials with the same optimizer stand side by side, so that the optimizer updates one
+        # slice of each fused parameter.
         self._queues: dict[Span, dict[str, list[_QueuePlace]]] = {}
         self._spans: dict[int, Span] = {}
         self._widths: dict[tuple[str, str], Widths] = {}
 
     def add(self, number: int, stop: int) -> None:
-        """Let a trial begin as soon as a device takes it: from its last checkpoint, or anew if it has none."""
+        """Queue a trial to train up to epoch `stop`, from its last checkpoint or, without one, from the beginning."""
         run, heat = self._run, self._heat
         source, reached = heat.sources.get(number), 0
         if source is not None and run.can_load(source):
@@ -127,10 +129,10 @@ class Dispatcher:
         insort(self._queues.setdefault(span, {}).setdefault(heat.kinds[number], []), self._place(number))
 
     def _remove(self, task: Task) -> None:
-        """Take the trials of a task out of the queue."""
+        """Remove the trials of a task from the queue."""
         kinds, members = self._queues[task.span], {*task.members}
         for kind, last in {group.kind: group.members[-1] for group in task.groups}.items():
-            # They are the first of their kind, but for those at which processes died.
+            # They are the first of their kind, except that trials at which processes died may stand among them.
             places = kinds[kind]
             end = bisect_right(places, self._place(last))
             places[:end] = [place for place in places[:end] if place[1] not in members]
@@ -152,9 +154,9 @@ class Dispatcher:
         return bool(self._queues)
 
     def tasks(self, idle: Sequence[int]) -> Iterator[tuple[int, Task]]:
-        """Yield each of the idle devices with its next groups, until no device or no trial is left.
+        """Yield each of the idle devices with its next task, until no device or no trial is left.
 
-        If a device ends meanwhile, this ends: other devices may be idle now.
+        If a device is lost meanwhile, stop, so that the caller asks again which devices are idle.
         """
         left = _IdleDevices(self._devices, idle)
         with contextlib.suppress(_DeviceEnded):
@@ -164,9 +166,9 @@ class Dispatcher:
                 yield left.take(), task
 
     def foreseen(self, count: float, lanes: int) -> float:
-        """Return the wall seconds of one epoch of `count` trials, with kinds in the same proportion as in the heat.
+        """Estimate the wall seconds of one epoch of `count` trials, with kinds in the same proportion as in the heat.
 
-        Each of the `lanes` cores trains one group at a time. Return NaN if a kind was not measured.
+        Each of the `lanes` cores trains one group at a time. Return NaN if the group sizes of a kind were not measured.
         """
         widths = {kind: of for (_, kind), of in self._widths.items()}
         kinds = self._heat.kinds
@@ -183,7 +185,7 @@ class Dispatcher:
         return seconds / lanes
 
     def _task(self, idle: _IdleDevices) -> Task:
-        """Return the task of the first of the idle devices."""
+        """Return a task for the next idle device."""
         run, device = self._run, idle.left[-1]
         queues = self._queues if not run.store.doing.suspects else self._without_suspects()
         span = min(queues, key=lambda span: (span.stop, span.start))
@@ -240,20 +242,20 @@ class Dispatcher:
         return {self._spans[last]: {self._heat.kinds[last]: [self._place(last)]}}
 
     def _is_compiled(self, group: Group, of: WaitingKind, span: Span) -> bool:
-        """Tell whether compiling a group's step pays by its next milestone, or by the end of the time budget.
+        """Tell whether compiling a group's step pays off before its next milestone and the end of the time budget.
 
-        Narrower groups gain more than the measured speedup, because more of their time is not arithmetic.
+        Smaller groups gain more than the measured speedup, because they spend less of their time on arithmetic.
         """
         seconds = of.seconds(len(group.members)) * (span.stop - span.start)
         seconds = min(seconds, self._run.seconds_left("sweep"))
         return group.fused and compiling_pays(seconds, of.widths.compiled, of.widths.compile_seconds)
 
     def _steps(self, number: int) -> float:
-        """Return the optimizer steps of an epoch; 1 if the data have no length."""
+        """Return the number of optimizer steps in a trial's epoch; 1 if the data have no length."""
         return self._run.problem.train_data.steps(read(self._library_keys(number), "batch_size")) or 1.0
 
     def _planned(self, device: int, of_kind: Mapping[str, Sequence[int]]) -> dict[str, Widths]:
-        """Return the widths of groups on a device, for each kind of trials."""
+        """Return, for each kind, how to group its trials on a device."""
         fusion = self._run.settings.sweep.fusion
         if fusion != "auto":
             return dict.fromkeys(of_kind, Widths(fusion, 1 if self._run.settings.models("sweep") > 1 else 2))
@@ -262,7 +264,7 @@ class Dispatcher:
         return {kind: self._widths[machine, kind] for kind in of_kind}
 
     def _plan(self, device: int, of_kind: Mapping[str, Iterable[int]]) -> None:
-        """Recall from the journal how to group these kinds, or have the device measure it."""
+        """Read from the journal how to group these kinds. If the journal does not say, let the device measure it."""
         run, machine = self._run, self._devices.machine(device)
         names = {kind: f"{self._heat.name}/widths-of-{kind} on {machine}" for kind in of_kind}
         trials = {
@@ -293,17 +295,18 @@ def _widths(value: Mapping[str, Any]) -> Widths:
 
 
 def check_copies(run: Run, copies: Mapping[int, Continue]) -> None:
-    """Raise if one of these trials is to continue with the weights of another trial, but cannot.
+    """Check that the trials that are to continue as copies of others can do so.
 
     Raises:
-        ValueError: if a copy or its source has trained further already, or if a change would make a different model.
+        ValueError: If a copy or its source has already trained further, or if a changed key would give the copy's model
+            another structure.
     """
     history = run.history
     of = {number: move.copy_of for number, move in copies.items() if move.copy_of is not None}
     for number in {*of, *of.values()}:
         if history.epochs("sweep", number) > history.sweep.trials[number].epoch:
             raise cannot_grow(number)
-    differs = cache(partial(_differs_in_a_structure, history))  # looks at all trials
+    differs = cache(partial(_differs_in_a_structure, history))  # cached, as it looks at all trials
     for number, copied in of.items():
         _check_structure(run, number, copied, copies[number].changes, differs)
 
@@ -315,7 +318,7 @@ def _check_structure(
     changes: Mapping[str, Any],
     differs: Callable[[str], bool],
 ) -> None:
-    """Raise ValueError if a changed key of the user's would give the copy's model another structure."""
+    """Raise ValueError if a changed key that only the user reads would give the copy's model another structure."""
     config = run.history.trials[copied].config
     for key, value in changes.items():
         ours = key in KEYS or is_of_part(key)
@@ -330,7 +333,7 @@ def _check_structure(
 
 
 def _differs_in_a_structure(history: History, key: str) -> bool:
-    """Tell whether two trials whose models have one structure differ in the value of a key."""
+    """Tell whether any two trials whose models have the same structure differ in the value of a key."""
     values: dict[str, set[str]] = {}
     for trial, kind in history.kinds.items():
         values.setdefault(kind, set()).add(repr(history.trials[trial].config.get(key)))
@@ -338,7 +341,7 @@ def _differs_in_a_structure(history: History, key: str) -> bool:
 
 
 def cannot_grow(number: int) -> ValueError:
-    """Return the error of a run that is given more samples although its rule has copied a trial."""
+    """Return the error of a call that gives a run more samples although the run's rule has copied trials."""
     return ValueError(
         f"`num_samples` is more than the run had, but what its trial {number} has trained since then does not count "
         "among more: its sweep rule copies weights; begin another run, under a new `name`"

@@ -1,9 +1,9 @@
-"""A heat of a search: a rule lets fewer and fewer trials train on, and devices train them.
+"""A heat is a stage of a search: devices train its trials, and a rule lets fewer and fewer trials continue.
 
-The sweep and the middle heat train surrogates; the race trains full-size models. Each heat asks its rule, records the
-moves, admits more trials, and gives work to idle devices. It repeats this whenever a device is done, until nothing is
-left to do. The state that the rule sees is the fold of the run's journal. A resumed heat folds the journal, and asks
-its rule what comes next.
+The sweep and the middle heat train surrogates; the race trains full-size models. Each heat asks its rule for moves,
+records them, admits more trials, and gives work to idle devices. It repeats these steps whenever a device is done,
+until nothing is left to do. The state that the rule sees is computed from the run's journal. So a resumed heat reads
+the journal, and then asks its rule for the next moves.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Heat(ABC):
         """The state of the heat, as its rule sees it."""
 
     def train(self) -> None:
-        """Train until the rule lets no trial go on, or nothing more may begin."""
+        """Train until the rule lets no trial continue, or until no more work may begin."""
         while not self._has_found_enough():
             if self._decide() or self._admit() or self._begin():
                 continue
@@ -49,7 +49,7 @@ class Heat(ABC):
                 self.take(finished)
 
     def _decide(self) -> bool:
-        """Have the rule decide; return whether any trial goes on or is dropped."""
+        """Ask the rule for moves, and record them. Return True if a trial continues or is dropped."""
         if not self._prepare():
             return False
         state = self.state
@@ -63,31 +63,31 @@ class Heat(ABC):
 
     @abstractmethod
     def _prepare(self) -> bool:
-        """Add to the state the facts that no line of the journal holds; return False if there is nothing to decide."""
+        """Add to the state the facts that the journal does not hold. Return False if there is nothing to decide."""
 
     def _possible(self, moves: Mapping[int, Move]) -> Mapping[int, Move]:
-        """Return the moves that can be carried out; raise ValueError if one cannot be."""
+        """Return the moves, changed if needed so that all can be carried out. Raise ValueError if one cannot be."""
         return moves
 
     @abstractmethod
     def _decision_key(self, moves: Mapping[int, Move]) -> str:
-        """Return the journal's name of a decision."""
+        """Return the name under which the journal keeps a decision."""
 
     @abstractmethod
     def _decided(self, key: str, unit: Unit) -> None:
-        """Continue the trials of a decision that the history has just taken in."""
+        """Continue the trials of a decision that the run has just recorded."""
 
     def _has_found_enough(self) -> bool:
-        """Tell whether a model is as good as `stop_at` asks, so that the heat need not go on."""
+        """Tell whether a model has reached `stop_at`, so that the heat can end."""
         return False
 
     def _admit(self) -> bool:
-        """Admit more trials; return True if some were admitted, or if it became known that there are none."""
+        """Admit more trials. Return True if the state changed, so that the rule must be asked again."""
         return False
 
     @abstractmethod
     def _begin(self) -> bool:
-        """Give work to idle devices; return True if the rule decided because a device had no work."""
+        """Give work to idle devices. Return True if a device had no work and the rule therefore took a decision."""
 
     def _start(self, device: int, task: Task) -> None:
         self.under_way.update(task.members)

@@ -1,8 +1,9 @@
-"""The middle heat: the best of the sweep train on wider surrogates to their ends; a few of these train at full size.
+"""The middle heat: the sweep's best trials train to `max_t` on wider surrogates, and a few of them at full size.
 
-It makes a budget of `full_trainings` below 3 possible: without it, only one or two of the sweep's finalists could
-train at full size, which is a poor choice. On recorded trainings, ends at 1/4 of the width choose far better than the
-sweep does (`benchmarks/results/replay_ladder.md`). At `full_trainings=3`, the race of the finalists chooses better.
+The heat makes a budget of `full_trainings` below 3 possible. Without it, only one or two of the sweep's finalists could
+train at full size, and the sweep alone chooses them poorly. On recorded trainings, final scores at 1/4 of the width
+choose far better (`benchmarks/results/replay_ladder.md`). With `full_trainings=3`, a race of the sweep's finalists
+chooses better than this heat.
 """
 
 from __future__ import annotations
@@ -37,15 +38,16 @@ ENTRANTS = 8
 """Trials that enter the heat, at most."""
 
 DEAREST = 1.0
-"""Full trainings that `ENTRANTS` may cost in the heat, by counted operations. With the heat, full-size training costs
-one or two full trainings less than the race without it."""
+"""Highest cost of `ENTRANTS` trials in the heat, in full trainings by counted operations. In return, training at full
+size costs one or two full trainings less than without the heat."""
 
 LEAST_STEP = 3e8
-"""Multiplications of the full-size model on a batch, forward, from which counted operations foretell the heat's cost.
+"""Least number of multiplications in the full-size model's forward pass on a batch for which a middle heat is planned.
 
-Steps of smaller models take as long as their kernels' launches, whatever the width. On two cores, the heat took as long
-as 1.0 trainings of a model with 4e8, and as 1.1 to 1.9 trainings of models with 1e8 or less. That is more than it saves
-(`benchmarks/results/replay_notes.md`).
+A step of a smaller model takes as long as its kernel launches, whatever the width. So counted operations do not predict
+the heat's time. On two cores, the heat took as long as 1.0 trainings of a model with 4e8 multiplications. For models
+with 1e8 or less, it took as long as 1.1 to 1.9 trainings (`benchmarks/results/replay_notes.md`). That is more than the
+heat saves.
 """
 
 
@@ -81,7 +83,7 @@ def _finalists(settings: TuneConfig, count: int) -> int:
 
 
 def plan_middle_heat(run: Run, trial: Trial, count: int) -> None:
-    """Choose once in the life of a run whether it has a middle heat, by counted operations of a trial's models."""
+    """Decide once in a run whether the run has a middle heat, by counted operations of a trial's models."""
     settings = run.settings
     if not _finalists(settings, count) or run.problem.own_loop is not None:
         return
@@ -112,7 +114,7 @@ class MiddleHeat(SurrogateHeat):
     """The middle heat under way.
 
     Args:
-        race: The heat in which the leader may begin while other trials still train here.
+        race: The race, in which leading trials may begin while other trials still train here.
     """
 
     def __init__(self, run: Run, devices: Devices, plan: MiddlePlan, race: Race) -> None:
@@ -122,7 +124,7 @@ class MiddleHeat(SurrogateHeat):
         self._plan = plan
 
     def between(self, swept: Sequence[int]) -> list[int]:
-        """Train the best of the sweep to their ends; return the trials that train at full size, best first."""
+        """Train the sweep's finalists to `max_t`. Return the trials that train at full size, best first."""
         run, history, count = self._run, self._run.history, self._plan.finalists
         if self._has_found_enough():
             return [*swept]
@@ -144,7 +146,7 @@ class MiddleHeat(SurrogateHeat):
     def _enter(self, swept: Sequence[int]) -> None:
         """Let the sweep's finalists enter, and find their fusion kinds.
 
-        Trials that entered before stay where they were.
+        Trials that an earlier call let enter keep the epochs that they have trained.
         """
         run, heat, width = self._run, self._run.history.heats[self.name], self._plan.width
         unseen = [n for n in swept if n not in heat.kinds and ("middle", n) not in run.history.failed]
@@ -192,7 +194,7 @@ class MiddleHeat(SurrogateHeat):
         return finalists
 
     def _ended_in_time(self, swept: Sequence[int]) -> list[int]:
-        """Choose finalists if the time budget ended the heat: the longest trained trials; the better ones first."""
+        """Choose finalists if the time budget ended the heat: the trials that trained longest, among these the best."""
         run, heat = self._run, self.name
         run.end_by_time("sweep")
         run.say("the share of `time_budget_s` for surrogates is spent: the best of the middle heat so far go on")

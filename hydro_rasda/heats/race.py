@@ -1,4 +1,4 @@
-"""The race at full size: the finalists meet at RASDA's milestones, where the least promising ones stop."""
+"""The race at full size: finalists are compared at RASDA's milestones, and the least promising ones stop there."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from hydro_rasda.training.best_weights import kept_epoch
 from hydro_rasda.training.retry_policy import RETRIES
 
 DEARER = 4.0
-"""Ratio of the costs of two epochs from which the cheaper trial trains first if the first good score ends the race."""
+"""Ratio of epoch costs from which the cheaper trial trains first, if the first good score ends the race."""
 
 
 def train_finalists(run: Run, finalists: Sequence[int], devices: Devices) -> list[int]:
     """Train the full-size models; the best continue at each of RASDA's milestones.
 
-    Epochs from earlier processes count, whatever their backend. If the race is already over, nothing trains.
+    Epochs that earlier processes trained count, whatever their backend. If the race is already over, nothing trains.
 
     Returns:
-        All trials trained at full size. Finalists of an earlier call with fewer samples or less time are among them.
+        All trials trained at full size, including finalists of earlier calls with fewer samples or less time.
     """
     return Race(run, devices).between(finalists)
 
@@ -58,7 +58,8 @@ class Race(Heat):
 
     def __init__(self, run: Run, devices: Devices) -> None:
         settings, race = run.settings, race_of(run.history)
-        # A Pareto front has no leader. A budget that covers all finalists asks to train them all to their ends.
+        # The last look stops trials that are not worth their training, by comparing them with the leader. A Pareto
+        # front has no leader. If the budget covers all finalists, all of them train to their ends.
         for_all = race.full_trainings >= settings.race.top_k and run.history.middle is None
         by_worth = not settings.comparison.by_place and not for_all
         self._asked = RaceRule(race, settings.race_milestones, settings.last_look, by_worth)
@@ -81,10 +82,10 @@ class Race(Heat):
         if again or history.entrants != list(finalists):
             run.record(ENTERED, Unit(list(finalists)), again=True)
         self._has_entered, self._began = True, history.began(self.name)
-        self.under_way &= {*finalists}  # nothing waits for others that began early
+        self.under_way &= {*finalists}  # do not wait for other trials that began early
         was_over = is_race_over(history, finalists)
         if not was_over:
-            for over in ("sweep", "transfer check", "middle"):  # perhaps ended by the time budget
+            for over in ("sweep", "transfer check", "middle"):  # the time budget may have ended them
                 run.time_left.plan(over, [])
         self._tell_rungs(recalled=True, said=not was_over)
         if self.state.training:
@@ -144,7 +145,7 @@ class Race(Heat):
         return bool(there)
 
     def _see_scores(self, stop: int, there: Sequence[int]) -> None:
-        """Add to the state what a decision needs: the trials' places, and whether all are at chance level."""
+        """Add to the state the trials' places (`Comparison.places`), and whether all trials are at chance level."""
         run, state = self._run, self.state
         scores = {number: deciding_curve(run.history, number).get(stop, math.nan) for number in there}
         if run.settings.comparison.by_place:
@@ -164,7 +165,10 @@ class Race(Heat):
             self._plan()
 
     def _tell_rungs(self, recalled: bool = False, said: bool = True) -> None:
-        """Tell callbacks of each decision once; tell the user how many trials go on, and which one leads."""
+        """Tell callbacks of each decision once; `recalled` is True if an earlier call took these decisions.
+
+        If `said` is True, also tell the user how many trials go on, and which one leads.
+        """
         run, rungs, by_place = self._run, self._run.history.rungs, self._run.settings.comparison.by_place
         for index in range(self._told, len(rungs)):
             stop, moves = rungs[index]
@@ -185,17 +189,17 @@ class Race(Heat):
         self._told = len(rungs)
 
     def _leads(self, number: int, stop: int) -> str:
-        """Return words that say that a trial leads at a milestone, with its best epoch up to there."""
+        """Return words that say that a trial leads at a milestone, with its best score up to there."""
         history, settings = self._run.history, self._run.settings
         epoch, score = history.best.get(number, (stop, history.score_at(self.name, number, stop)))
-        if epoch > stop:  # a run that goes on repeats its decisions
+        if epoch > stop:  # a resumed run tells of earlier decisions again
             curve = {at: value for at, value in history.curve(self.name, number).items() if at <= stop}
             epoch = kept_epoch(curve, settings.mode)
             score = curve.get(epoch, math.nan)
         return f"trial {number} leads with {settings.metric} {show(score, 4)} (epoch {epoch})"
 
     def _tell_of_end(self, finalists: Sequence[int], was_over: bool) -> None:
-        """Tell who wins, if any trial reached the end. With several metrics, none wins."""
+        """Tell which trial wins, if any trial reached the end. With several metrics, no trial wins."""
         run, state, settings = self._run, self.state, self._run.settings
         if not (kept := [*self._asked.finalists(state)]):
             return
@@ -210,7 +214,7 @@ class Race(Heat):
         run.say(f"race at epoch {settings.max_t}: done{'' if settings.comparison.by_place else wins}")
 
     def _plan(self) -> None:
-        """Foresee the remaining time of the race, and begin the stretch to the next milestone."""
+        """Estimate the remaining time of the race, and announce the epochs up to the next milestone."""
         run, state, settings = self._run, self.state, self._run.settings
         stop = self._milestone()
         reached = max((at for at in self._asked.milestones if at < stop), default=0)
@@ -245,8 +249,8 @@ class Race(Heat):
         """Return the sweep's leader if it should train to its end before the finalists are compared; otherwise None.
 
         It should if the time budget probably covers its training, but not the race. Then the final model comes from one
-        whole training, rather than from the best of several half trainings. On recorded trainings with half of the time
-        of a search, this halves the regret (`benchmarks/results/replay_notes.md`).
+        whole training, rather than from the best of several half trainings. On recorded trainings, with half of the
+        time that a search takes, this halves the regret (`benchmarks/results/replay_notes.md`).
         """
         run, racing, lanes = self._run, self._racing(), self._run.time_left.lanes
         leader, *_ = run.history.entrants or [0]
@@ -279,7 +283,7 @@ class Race(Heat):
         return not found_enough(self._run.history) and not (self._began and self._run.out_of_time(self.name))
 
     def _next_task(self) -> Task | None:
-        """Return the next task, of the trial that is furthest behind; None if nothing is to begin."""
+        """Return the next task, which trains the trial that is furthest behind; None if no task is to begin."""
         run, state, end = self._run, self.state, self._run.settings.max_t
         if not state.training:
             return None
@@ -290,16 +294,17 @@ class Race(Heat):
             if len(self.under_way) >= run.time_left.lanes:
                 return None
         waiting = [self._task(n, stop, racing) for n in state.training if n not in self.under_way]
-        # A trial at which processes died waits until all others are there; the one with the fewest deaths comes first.
+        # A trial at which processes died waits until all others have reached the milestone. Fewest deaths come first.
         died = {task.key: run.store.doing.suspected(task.key) for task in waiting}
         if alive := [task for task in waiting if not died[task.key]]:
             return min(alive, key=lambda task: (task.span.start, self._dearness(task.number)))
         return None if self.under_way else min(waiting, key=lambda task: died[task.key], default=None)
 
     def _dearness(self, number: int) -> int:
-        """Return 0 for trials that train first. With `stop_at`, a trial is later by 1 for each factor of `DEARER`.
+        """Return a trial's position in the order of training; 0 comes first. Without `stop_at`, all trials have 0.
 
-        The factor is that of the seconds of its epochs in the sweep over the least of all finalists.
+        The position is the logarithm of a ratio of costs, to base `DEARER` and rounded down. The cost is the time of an
+        epoch in the sweep; the ratio is to the cheapest finalist.
         """
         if self._run.settings.stop_at is None:
             return 0
@@ -309,7 +314,7 @@ class Race(Heat):
         return math.floor(math.log(costs[number] / min(costs.values()), DEARER))
 
     def _task(self, number: int, stop: int, beside: int) -> Task:
-        """Return the task that trains a trial from its last checkpoint to the next one before a milestone."""
+        """Return the task that trains a trial from its last checkpoint to its next one, at most to epoch `stop`."""
         run = self._run
         start, every = run.history.epochs(self.name, number), run.settings.race.checkpoint_every or stop
         span = Span(start, min(stop, start - start % every + every))
@@ -327,7 +332,7 @@ class Race(Heat):
             return  # if it enters the race, it trains from the beginning
         if outcome.error is None:
             lines = metric_lines(self.name, number, outcome.epochs)
-            # For who wants to see who trained beside whom.
+            # These fields show which trials trained side by side, and where.
             shared = {"beside": finished.beside} if finished.beside > 1 else {}
             where = {"device": finished.device} if finished.device is not None else {}
             when = {"early": True} if early else {}
@@ -345,7 +350,7 @@ class Race(Heat):
 
 
 def _refit(run: Run, finalists: Sequence[int], devices: Devices) -> None:
-    """With cross-validation, train the winner once more: on all examples, up to the epoch that was kept of it."""
+    """With cross-validation, train the winner once more on all examples, up to the epoch whose weights were kept."""
     settings = run.settings
     winner, _ = best_of(run.history, tried_targets(run.history, finalists))
     epoch, _ = kept_of(run.history, winner)
@@ -373,9 +378,9 @@ _MEAN_OF_FOLDS = "and `best_model` gives the mean of its folds' models"
 
 
 def _epochs_trained(run: Run, numbers: Sequence[int], stop: int) -> int:
-    """Count the epochs that trials trained at full size, up to a milestone.
+    """Count the epochs that trials trained in the race, up to a milestone.
 
-    Epochs of a full-width sweep do not count.
+    A full-size training may continue from a full-width sweep. The epochs of the sweep do not count.
     """
     lines = [line for number in numbers for line in run.history.metrics.get(("race", number), ())]
     return len([line for line in lines if line["heat"] == "race" and line["epoch"] <= stop])

@@ -1,4 +1,4 @@
-"""The plan of a run: how many epochs each heat trains, for the user and for the estimate of the time left."""
+"""The plan of a run: how many epochs each heat trains. The user sees it, and the estimate of the time left uses it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _VERSIONS = re.compile(r"(, \d+ threads)?, torch [^,]*$")
 
 
 class RunPlan:
-    """The plan of a run: made before the first group begins, and told after that, when the group sizes are known."""
+    """The plan of a run. It is made before the first group begins, and shown afterwards, when group sizes are known."""
 
     def __init__(self, run: Run, devices: Devices, dispatcher: Dispatcher, rule: SweepRule, state: SweepState) -> None:
         self._run, self._dispatcher, self._count = run, dispatcher, state.left
         self._one_interval = isinstance(rule, PopulationBasedTraining) and rule.last <= rule.interval
         copies = isinstance(rule, PopulationBasedTraining) and not self._one_interval
         self._finds_schedules = copies and run.settings.sweep.surrogate < 1
-        # Ask the rule before any trial is admitted: later, it cannot know whether more trials will come.
+        # Ask the rule before any trial is admitted, because later it cannot know whether more trials will come.
         self._rungs: list[tuple[float, float]] = [(self._count, checked_epochs(rule, rule.epochs(state)) / self._count)]
         if isinstance(rule, Bracket):
             self._rungs = [*rule.rungs(state)]
@@ -40,9 +40,9 @@ class RunPlan:
         self._told = False
 
     def tell(self, done: int) -> None:
-        """Tell the user once what the run will train, and foresee how long it takes.
+        """Tell the user the plan of training, and estimate how long it takes. Further calls do nothing.
 
-        `done` epochs are trained already.
+        `done` is the number of epochs that the sweep has already trained.
         """
         if self._told:
             return
@@ -70,7 +70,7 @@ class RunPlan:
             return
         settings, kinds = self._run.settings, len({*self._run.history.kinds.values()})
         where = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in self._machines.items())
-        # A searcher has suggested only its first configurations yet.
+        # So far, a searcher has suggested only its first configurations.
         known = len(self._run.history.trials) == self._count
         each = f", each with {told}" if (told := models_in_words(settings, "sweep")) else ""
         shared = settings.sweep.fusion != 1 and known and 1 < kinds < self._count
@@ -101,7 +101,7 @@ class RunPlan:
         return min(self._run.settings.race.top_k if middle is None else middle.finalists, self._count)
 
     def _middle_lines(self, middle: MiddlePlan, swept: float, raced: float) -> Iterator[str]:
-        """Describe the heats after the sweep, and what each heat costs in full trainings, by counted operations."""
+        """Describe the heats after the sweep, and the cost of all heats in full trainings, by counted operations."""
         settings, (narrow, wider) = self._run.settings, middle.shares
         epochs, models = min(middle.entrants, self._count) * settings.max_t, settings.models("middle")
         ratio = Fraction(middle.width).limit_denominator(64)
@@ -116,14 +116,14 @@ class RunPlan:
 
 
 def middle_piece(run: Run, middle: MiddlePlan, epochs: float) -> Piece:
-    """Foresee the time of middle-heat epochs, from the time of a full-size epoch and the relative operations."""
-    of_each = run.settings.models("middle") / run.settings.models("race")  # the time is that of all models of a trial
+    """Estimate the time of `epochs` in the middle heat from that of a full-size epoch and the ratio of operations."""
+    of_each = run.settings.models("middle") / run.settings.models("race")  # a trial's epoch trains all of its models
     seconds = run.problem.steady_epoch_seconds * of_each * middle.shares[-1]
     return Piece(epochs, seconds / max(1, run.time_left.lanes))
 
 
 def tell_race(run: Run, pieces: Iterable[Piece], finalists: int) -> None:
-    """Tell the user of a resumed run, whose sweep is over, what is left to train."""
+    """Tell the user how many epochs the race still trains. A resumed run calls this if its sweep is over."""
     if run.callbacks:
         epochs = counted(round(run.settings.models("race") * sum(piece.epochs for piece in pieces)), "more epoch")
         told = f"at full size, {counted(finalists, 'finalist')} will train for about {epochs} in all"
@@ -131,7 +131,9 @@ def tell_race(run: Run, pieces: Iterable[Piece], finalists: int) -> None:
 
 
 def race_pieces(run: Run, finalists: int, first: int | None = None, start: int = 0, trained: int = 0) -> list[Piece]:
-    """Return the epochs left of the race if its last look stops no trial and none goes on only for its averages.
+    """Return the remaining epochs of the race, by milestone, with their times.
+
+    The estimate assumes that the last look stops no trial, and that no trial continues only for its averaged weights.
 
     Args:
         finalists: Number of trials that train to the next milestone.
@@ -144,7 +146,7 @@ def race_pieces(run: Run, finalists: int, first: int | None = None, start: int =
         if stop <= start:
             continue
         epochs = left * (stop - start) if found or first is None else first
-        # On a CPU, fewer models than cores get more threads each, so that all cores count.
+        # On a CPU, models get several threads each if there are fewer models than cores. So all cores count.
         lanes = run.time_left.lanes if run.problem.device.type == "cpu" else min(left, run.time_left.lanes)
         found.append(Piece(epochs, run.problem.steady_epoch_seconds / max(1, lanes)))
         trained, start = trained + left * (stop - start), stop

@@ -1,4 +1,4 @@
-"""Sources of configurations: random samples of the space, or a searcher of Ray Tune, which runs without Ray."""
+"""Sources of configurations: random samples of the space, or a searcher of Ray Tune, which needs no Ray cluster."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from ray.tune.search import Searcher
 
 DRAWS = 100
-"""At most `DRAWS * num_samples` configurations are drawn to find some that meet the constraints."""
+"""At most `DRAWS * num_samples` configurations are drawn to find `num_samples` that meet the constraints."""
 
 SEARCHER_ROUNDS = 4
-"""Number of batches that a searcher is asked for. It learns from the first rung of each batch before the next."""
+"""Number of batches that a searcher gives. Before each further batch, it learns from the last batch's first rung."""
 
 _BATCH = "search/from-"
 
@@ -61,7 +61,7 @@ class Search(Protocol):
         ...
 
     def hear(self, key: str, unit: Unit) -> None:
-        """Learn from a unit that the run's history has taken in. Units of earlier processes are told, too."""
+        """Learn from a unit of the run's journal. A resumed run also passes the units of earlier processes."""
         ...
 
     def close(self, number: int) -> None:
@@ -73,11 +73,13 @@ class RandomSearch:
     """All configurations in one batch, sampled from one seed.
 
     Args:
-        num_samples: See `sample`. Known configurations (`first`) are counted in it, except beside a grid, which is
-            tried in full.
+        num_samples: See `sample`. It includes the configurations of `first`, unless the space has a grid, because a
+            grid is tried in full.
         first: Known configurations, or parts of them, which are tried first. Missing keys are sampled.
-        fits: Tells whether a configuration may be tried. Others are drawn again; those of a grid are left out.
-        enough: Called with the number of configurations found; returns True if drawing must end, as time is up.
+        fits: Tells whether a configuration may be tried. If not, another one is drawn; points of a grid are left out
+            instead. None allows all configurations.
+        strategy: `race.strategy`, which restricts the values of some keys; None if the library reads no keys.
+        enough: Called with the number of configurations found; returns True if drawing must end because time is up.
 
     Attributes:
         late: True if time was up before enough configurations were drawn.
@@ -107,7 +109,7 @@ class RandomSearch:
             check_config(trial.config, strategy)
 
     def recall(self, run: Run) -> None:
-        """Replace the configurations of recorded trials with the recorded ones; tell the run of all trials."""
+        """Replace the configurations of recorded trials with the recorded ones. Make all trials known to the run."""
         self.trials = as_recorded(self.trials, run)
         run.known |= {trial.number: trial for trial in self.trials}
 
@@ -127,11 +129,11 @@ class RandomSearch:
 def fitting_sample(
     space: Mapping[str, Any], wanted: int, seed: int, fits: Fits | None, enough: Callable[[int], bool]
 ) -> tuple[list[Config], bool, bool]:
-    """Sample configurations that fit; draw until there are `wanted` of them, up to `DRAWS * wanted` draws.
+    """Sample configurations until `wanted` of them fit, or until `DRAWS * wanted` have been drawn.
 
     Returns:
-        The configurations; whether they are all fitting points of a grid, of any number; and whether time was up before
-        all were drawn.
+        The configurations; True if they are the fitting points of a grid, whose number may differ from `wanted`; True
+        if time was up before enough were drawn.
     """
     sampled = sample(space, wanted, seed)
     drawn, is_grid = len(sampled), len(sampled) > wanted
@@ -144,7 +146,7 @@ def fitting_sample(
                 break
             fitting += [config] * fits(config)
         over = late or is_grid or len(fitting) >= wanted or drawn >= DRAWS * wanted
-        # The same seed repeats the earlier configurations first, and these are cut off.
+        # The same seed gives the earlier configurations again, so cut these off.
         more = [] if over else sample(space, min(2 * drawn, DRAWS * wanted), seed)[drawn:]
         drawn += len(more)
     refuse_if_none(bool(fitting), drawn)
@@ -152,7 +154,7 @@ def fitting_sample(
 
 
 def check_first(first: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) -> None:
-    """Raise if an entry of `first` is neither a configuration of the space nor a part of one."""
+    """Raise ValueError if an entry of `first` is neither a configuration of the space nor a part of one."""
     for i, config in enumerate(first):
         require(isinstance(config, Mapping), f"sweep.first[{i}]", config, "a configuration: a dict")
         for name, value in config.items():
@@ -163,13 +165,13 @@ def check_first(first: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) ->
 
 
 def _completed(space: Mapping[str, Any], config: Mapping[str, Any], seed: int) -> Config:
-    """Return a configuration with these values. Other keys are sampled; of a grid, its first point is taken."""
+    """Return a configuration with these values. Missing keys are sampled, and a grid gives its first point."""
     (completed, *_) = sample(restricted(space, config), 1, seed)
     return completed
 
 
 def check_searcher(searcher: object) -> None:
-    """Raise if this is no searcher of Ray Tune's, or one that limits how many trials run at a time."""
+    """Raise ValueError unless this is a searcher of Ray Tune that does not limit how many trials run at a time."""
     from ray.tune.search import ConcurrencyLimiter, Searcher
 
     rule = f"one of {SEARCHERS}, or one of Ray Tune's searchers, such as OptunaSearch()"
@@ -179,9 +181,9 @@ def check_searcher(searcher: object) -> None:
 
 
 def prepare(searcher: Searcher, space: Mapping[str, Any], objectives: Objectives) -> None:
-    """Tell a searcher the space, metric and mode; raise ValueError if it cannot search this space or several metrics.
+    """Tell a searcher the space, metric and mode. Raise ValueError if it cannot search the space or several metrics.
 
-    A searcher that already has another space would silently keep it, so that it is refused.
+    A searcher that already has a space of its own is refused, because it would silently keep that space.
     """
     from ray.tune.search import Searcher
 
@@ -201,7 +203,7 @@ def prepare(searcher: Searcher, space: Mapping[str, Any], objectives: Objectives
 
 
 def _check_places(space: Mapping[str, Any], where: str = "space") -> None:
-    """Raise for domains in places where a searcher does not look, and for keys that a searcher would split."""
+    """Raise ValueError for a domain in a place where a searcher does not look, and for a key that it would split."""
     for key, value in space.items():
         if not isinstance(key, str) or "/" in key:
             raise ValueError(f"`{where}` has the key {key!r}, but a searcher needs names without '/'")
@@ -220,7 +222,7 @@ def _check_places(space: Mapping[str, Any], where: str = "space") -> None:
 
 
 def named_searcher(name: str, space: Mapping[str, Any], settings: TuneConfig) -> Searcher | None:
-    """Make the searcher of this name over a sampler of Optuna; return None for "random"."""
+    """Make the searcher of this name from a sampler of Optuna; return None for "random"."""
     if name == "random":
         return None
     needed = ["optuna", *{"gp": ["scipy"], "cma": ["cmaes"]}.get(name, [])]
@@ -246,7 +248,7 @@ def named_searcher(name: str, space: Mapping[str, Any], settings: TuneConfig) ->
     searcher = OptunaSearch(sampler=sampler)
     prepare(searcher, space, settings.comparison.objectives)
     if name == "qmc":
-        # A complete trial tells Optuna the space. Until then, it would draw at random.
+        # Optuna learns the space from a complete trial. Until then, the sampler would draw at random.
         drawn = OptunaSearch.convert_search_space(to_ray(indexed(space)))
         numeric = {key: of for key, of in drawn.items() if not hasattr(of, "choices")}
         sampler.infer_relative_search_space = lambda study, trial: numeric
@@ -254,12 +256,13 @@ def named_searcher(name: str, space: Mapping[str, Any], settings: TuneConfig) ->
 
 
 class SearcherSearch:
-    """A searcher of Ray Tune's, which is asked for one batch at a time.
+    """Trials from a searcher of Ray Tune, one batch at a time.
 
-    Most searchers learn only from complete trials. So a batch counts as complete at its first milestone, when the next
-    batch is asked for. Later rungs are told of the last batch only.
+    Most searchers learn only from complete trials. So when the next batch is requested, the searcher is told that the
+    trials of the last batch are complete, although they have only reached their first milestone. It is told of later
+    rungs only for the last of all batches.
 
-    A resumed run repeats all requests and results, so that the searcher is in its earlier state. A searcher without a
+    A resumed run repeats all requests and results, which brings the searcher to its earlier state. A searcher without a
     seed may suggest other configurations. Then the recorded trials count, and the searcher does not learn from them.
     """
 
@@ -271,7 +274,7 @@ class SearcherSearch:
         fits: Fits | None = None,
         strategy: str | None = "ddp",
     ) -> None:
-        """Args: a searcher, a space and constraints as `prepare` has left them."""
+        """Take a searcher that `prepare` has told the space, the metric and the mode."""
         num_samples, self._run, self._fits, self._refused = run.settings.num_samples, run, fits, 0
         self._told_of_few = False
         self.planned, self.given = num_samples, list[Trial]()
@@ -287,7 +290,7 @@ class SearcherSearch:
         for number in sorted(self._open):
             self._close(number, *self._open[number])
         first, key = len(self.given), f"{_BATCH}{len(self.given)}"
-        # A run that was given more samples asks for its first batches in their earlier sizes.
+        # A run that was given more samples repeats its first batches in their recorded sizes.
         known = self._run.store.units().get(key)
         wanted = len(known.value) if known is not None else min(self._batch, self._left)
         suggested: list[Config] = []
@@ -308,7 +311,7 @@ class SearcherSearch:
         return found
 
     def _fitting(self, number: int) -> Config | None:
-        """Return the next suggestion that fits, or None. The searcher is told that the others failed."""
+        """Return the next suggestion that fits; None if there is none. Report the others to the searcher as failed."""
         for _ in range(DRAWS * self._run.settings.num_samples):
             config = self._suggest(number)
             if config is None or self._fits is None or self._fits(config):
@@ -331,7 +334,7 @@ class SearcherSearch:
         return config
 
     def _agree(self, number: int, suggested: list[Config], recorded: Config) -> Config:
-        """Return the recorded configuration: as the object that the searcher gave, if its suggestion is equal."""
+        """Return the recorded configuration. If the searcher's suggestion is equal, return the suggestion itself."""
         recorded = with_objects(restore(recorded, self._hidden, self._space), self._space)
         if jsonable(suggested[:1]) == jsonable([recorded]):
             self._open[number] = (0, math.nan)
@@ -383,10 +386,10 @@ class SearcherSearch:
         return self._ids.get(number, _id(number))
 
     def _result(self, number: int, epoch: int, score: float) -> dict[str, Any]:
-        # With several metrics, the score is a place among trials, so that a searcher is told the metrics instead.
+        # With several metrics, the score is a rank among trials, so the searcher gets the metrics instead.
         by_place = self._run.settings.comparison.by_place
         scores = self._run.history.values_at("sweep", number, epoch) if by_place else {self._metric: score}
-        # BOHB reads its budget from where Ray's own HyperBandForBOHB puts it.
+        # BOHB reads its budget from the key in which Ray's HyperBandForBOHB puts it.
         return {**scores, "training_iteration": epoch, "hyperband_info": {"budget": epoch}}
 
 
@@ -398,7 +401,7 @@ def _merged(space: Mapping[str, Any], suggestion: Mapping[str, Any]) -> Config:
     """Return the suggestion with the constants of the space, which some searchers leave out."""
     config: Config = {}
     for key, value in {**space, **suggestion}.items():
-        inner = space.get(key, {})  # not a mapping if it is a choice, even one whose values are mappings
+        inner = space.get(key, {})  # a choice is no mapping, even if its values are mappings
         if key in suggestion and isinstance(suggestion[key], Mapping) and isinstance(inner, Mapping):
             config[key] = _merged(inner, suggestion[key])
         else:
@@ -427,7 +430,7 @@ def with_objects(recorded: Mapping[str, Any], space: Mapping[str, Any]) -> dict[
 def as_recorded(trials: Sequence[Trial], run: Run) -> list[Trial]:
     """Return newly sampled trials with the values that the journal has recorded; warn if these differ.
 
-    They can differ: a function of `sample_from` may draw other values in another process.
+    They can differ because a function of `sample_from` may draw other values in another process.
     """
     recorded = {
         line["trial"]: with_objects(restore(line["config"], run.hidden, run.space), run.space)

@@ -2,7 +2,7 @@
 
 An idle device takes the next groups, one for each of its cores. The trials of a group are of one kind and train as one
 fused model. Each device leaves a share of the trials to the other idle devices. On one device, all trials of a rung
-train to the same milestone and are then compared at once. So neither the order of training nor the grouping matters.
+train to the same milestone before they are compared. So neither the order of training nor the grouping matters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class SurrogateHeat(Heat):
 
     Args:
         width: Width of its surrogates relative to the model; None for the width in the sweep's settings.
-        race: The heat in which the leader may begin while other trials still train here; None if none may begin early.
+        race: The race, in which leading trials may begin while other trials still train here; None if no trial may
+            begin early.
     """
 
     def __init__(
@@ -49,10 +50,10 @@ class SurrogateHeat(Heat):
         return self._run.history.heats[self.name].state
 
     def _hear(self, key: str, unit: Unit) -> None:
-        """React to a unit that the run's history has taken in."""
+        """React to a unit of the journal that the run has recorded or read."""
 
     def _tell_plan(self) -> None:
-        """Tell the user what is going to train. This is called after each group that begins."""
+        """Tell the user the plan of training. The heat calls this whenever a task begins."""
 
     def _decided(self, key: str, unit: Unit) -> None:
         self._hear(key, unit)
@@ -64,7 +65,7 @@ class SurrogateHeat(Heat):
         return bool(self._found())
 
     def _found(self) -> list[int]:
-        """Return the trials whose full-size models are as good as `stop_at` asks; then no other trial goes on."""
+        """Return the trials whose full-size models have reached `stop_at`. If there are any, the heat ends."""
         run = self._run
         if run.settings.stop_at is None:
             return []
@@ -94,7 +95,7 @@ class SurrogateHeat(Heat):
         return moved
 
     def _queue_again(self) -> None:
-        """Queue the trials of a task that its device did not begin."""
+        """Queue again the trials of tasks that no device trains any more."""
         for number in sorted(self.under_way):
             if (standing := self.state.training.get(number)) is not None:
                 self._dispatcher.add(number, standing.goal or 0)
@@ -103,7 +104,7 @@ class SurrogateHeat(Heat):
     def _begin_good_enough(self) -> None:
         """Let trials train at full size at once if their surrogates are as good as `stop_at` asks.
 
-        A full-size model that is as good ends the run: what the heat would find out costs more than this training.
+        If the full-size model is as good, too, the run ends. The rest of the heat would cost more than this training.
         """
         run = self._run
         for number in self._race.begin_early(self._good_enough or (), beside=1) if self._race is not None else ():
@@ -111,15 +112,15 @@ class SurrogateHeat(Heat):
             run.say(f"{reached}: it trains at full size, before others go on")
 
     def _as_good_as_asked(self, numbers: Iterable[int]) -> list[int]:
-        """Return the trials of which some epoch of this heat is as good as `stop_at` asks."""
+        """Return the trials whose surrogates reached `stop_at` in some epoch of this heat."""
         history, good = self._run.history, self._run.settings.good_enough
         return [n for n in numbers if any(map(good, history.curve(self.name, n).values()))]
 
     def _begin_race_early(self, race: Race) -> None:
         """Let idle devices begin the leaders' full-size models, once all other trials train to the last milestone.
 
-        A leader has reached the last milestone, and stays among the best `top_k` whatever the others score. The best
-        trial so far counts as a leader in any case (Hydro's eager transfer).
+        A leader is a trial that has reached the last milestone, and stays among the best `top_k` whatever the others
+        score. The best trial at the last milestone always counts as a leader (Hydro's eager transfer).
         """
         state = self.state
         last, training = max(state.scores, default=0), len(state.training)
@@ -146,20 +147,21 @@ class SurrogateHeat(Heat):
         return nothing_yet or not self._run.out_of_time("sweep")
 
     def _record(self, finished: Finished) -> None:
-        """Record what a group has trained: first the checkpoint, then the journal's lines."""
+        """Record the training of a task: save its checkpoint first, then write the journal's lines."""
         run, outcome, task, key = self._run, finished.outcome, finished.task, finished.task.key
         epochs, copied = partial(run.history.epochs, self.name), run.history.heats[self.name].copies
         while run.store.done(key):  # a trial that has lost its checkpoint may begin a span once more
             key += "/again"
         run.save(key, {"parts": outcome.checkpoint}, task.members)
-        # A trial that restarted after its checkpoint was lost has repeated its first epochs: these are not new.
+        # A trial that restarted after its checkpoint was lost has repeated its first epochs. Leave these out.
         fresh = {n: [at for at in h if at[0] > epochs(n)] for n, h in outcome.history.items()}
         lines = [line for n, history in fresh.items() for line in metric_lines(self.name, n, history)]
         lines += [failure_line(number, error) for number, error in outcome.failures.items()]
-        # The last digits of a score depend on the group size, which memory may have decided.
+        # The last digits of a score depend on the group's size. Lack of memory may have split the planned groups.
         groups = [part["members"] for part in outcome.checkpoint]
         value = {"members": list(task.members), "stop": task.span.stop, "groups": groups}
-        # Not the task's copies: if the source's checkpoint is damaged, a copy trains anew, and is still a copy.
+        # Do not use `task.copies`: it leaves out a copy that trains from the beginning because its source's checkpoint
+        # is damaged. This is still a copy.
         copies = {n: copied[n] for n in task.members if n in copied}
         behind = {n: h[-1][0] for n, h in outcome.history.items() if h and h[-1][0] < epochs(n)}
         more = {"device": finished.device, "copies": copies or None, "behind": behind or None}

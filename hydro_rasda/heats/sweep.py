@@ -1,7 +1,7 @@
 """The sweep: many configurations train on fused surrogates; a rule lets fewer and fewer of them continue.
 
-The state of a sweep is the fold of the run's journal. A resumed sweep folds the journal, and asks its rule what comes
-next.
+The state of a sweep is computed from the run's journal. So a resumed sweep reads the journal, and then asks its rule
+for the next moves.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Sweep(SurrogateHeat):
         self._resume()
 
     def _resume(self) -> None:
-        """Take in what earlier processes recorded. Trials that were under way wait for a device again."""
+        """Read the units that earlier processes recorded. Queue again the trials that were training."""
         run, search, samples = self._run, self._search, self._run.settings.num_samples
         units = run.store.units()
         asked = [unit.value["samples"] for key, unit in units.items() if key == CALL or key.startswith(ADMITTED)]
@@ -123,7 +123,7 @@ class Sweep(SurrogateHeat):
         return unseen and bool(self.state.trials) and run.out_of_time("sweep")
 
     def _hear(self, key: str, unit: Unit, recalled: bool = False) -> None:
-        """Tell the search and the user of a unit that the run's history has taken in."""
+        """Tell the search and the user of a unit of the journal. `recalled` is True for units of earlier processes."""
         self._search.hear(key, unit)
         if GROUP.fullmatch(key) is not None:
             self._done += sum(line["event"] == "metrics" for line in unit.lines)
@@ -133,7 +133,7 @@ class Sweep(SurrogateHeat):
                     unread = line.get("unread", {})
                     self._unread |= unread
                     self._read |= {*paths(self._run.history.trials[line["trial"]].config)} - unread.keys()
-        elif SWEEP_DECISION.fullmatch(key) is not None and not (recalled and self._grows):  # else it is decided anew
+        elif SWEEP_DECISION.fullmatch(key) is not None and not (recalled and self._grows):  # a grown run decides anew
             self._tell_moves({number: move_of(plain) for number, *plain in unit.value}, recalled)
 
     def _tell_moves(self, moves: Mapping[int, Move], recalled: bool) -> None:
@@ -150,7 +150,7 @@ class Sweep(SurrogateHeat):
     def _admit(self) -> bool:
         """Admit as many configurations as the rule wants.
 
-        Return True if some were admitted, or if it became known that there are none.
+        Return True if any were admitted or requested, so that the rule must be asked again.
         """
         run, state = self._run, self.state
         wanted = checked_admission(self._rule, self._rule.admit(state)) if state.left else 0
@@ -178,9 +178,9 @@ class Sweep(SurrogateHeat):
         return len(self._candidates) or max(1, self._search.planned - len(self.state.trials))
 
     def _find_kinds(self, trials: Sequence[Trial]) -> Sequence[Trial]:
-        """Find the fusion kinds of trials; return the trials that must wait, as building their models takes too long.
+        """Find the fusion kinds of trials. Return trials that must wait, because building their models takes too long.
 
-        A run that was given more samples or more time has built some of the models before.
+        Models that an earlier call has built are not built again.
         """
         run, history = self._run, self._run.history
         unseen = [trial for trial in trials if trial.number not in history.trials]
@@ -192,7 +192,7 @@ class Sweep(SurrogateHeat):
         return [trial for trial in unseen if trial.number not in history.trials]
 
     def _build_again(self, number: int) -> None:
-        """Build again a model that failed to be built, and find its kind. Its configuration is already recorded."""
+        """Try again to build a model, and find its kind. Its configuration is already recorded."""
 
         def built() -> Unit:
             unit = find_kinds(run.problem, [run.history.trials[number]], self._children, run.store.doing)
@@ -218,7 +218,7 @@ class Sweep(SurrogateHeat):
             self._first_rung_is_over = True
             if is_undecided := bool(run.history.finalists is None and state.waiting_at(first_rung[1])):
                 warn_of_chance(run, *first_rung)
-            # After copying, some configurations that were scored are gone, and there is nothing to compare.
+            # After copying, some scored configurations no longer exist, so they cannot be compared.
             copied = any(part.copy_of is not None for trial in state.trials.values() for part in trial.intervals)
             if run.settings.sweep.check_transfer and (is_undecided or not copied):
                 check_transfer(run, *first_rung, self._devices, self.take)
@@ -226,7 +226,7 @@ class Sweep(SurrogateHeat):
         return True
 
     def _possible(self, moves: Mapping[int, Move]) -> Mapping[int, Move]:
-        """Return the moves. Copies whose changes break a constraint on configurations keep their sources' values."""
+        """Return the moves. If a copy's changes break a constraint on configurations, it keeps its source's values."""
         copies = {n: move for n, move in moves.items() if isinstance(move, Continue) and move.copy_of is not None}
         if not copies:
             return moves
@@ -251,10 +251,10 @@ class Sweep(SurrogateHeat):
         return f"sweep/{over}-{self._run.history.decisions}"
 
     def _first_rung(self) -> tuple[Mapping[int, float], int] | None:
-        """Return the scores at the first milestone, and the milestone, once all trials have reached it; None before."""
+        """Return the scores at the first milestone, and that milestone; None until all trials have reached it."""
         state = self.state
         first = min(state.scores, default=0)
-        coming = not first or state.left or state.training_to(first)  # asked often: it looks at no trial
+        coming = not first or state.left or state.training_to(first)  # cheap, because it is asked often
         if coming or any(trial.epoch < first for trial in state.trials.values()):
             return None
         if self._run.settings.comparison.by_place:
@@ -262,7 +262,7 @@ class Sweep(SurrogateHeat):
         return {number: trial.curve.get(first, math.nan) for number, trial in state.trials.items()}, first
 
     def _tell(self, stop: int, recalled: bool) -> None:
-        """Tell the user once how many trials go on from a milestone, when no trial is on its way to it any more."""
+        """Tell the user once how many trials go on from a milestone, after the last trial has reached it."""
         state, run, scores = self.state, self._run, self.state.scores.get(stop, {})
         if stop <= self._told_of or any(state.training_to(earlier) for earlier in state.scores if earlier <= stop):
             return

@@ -1,4 +1,4 @@
-"""Train a list of tasks on devices as these become idle."""
+"""Train a list of tasks, each as soon as a device is idle."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hydro_rasda.contracts import Devices, Finished, Task
 def train_tasks(
     devices: Devices, tasks: Iterable[Task], may_begin: Callable[[], bool] = lambda: True
 ) -> Iterator[Finished]:
-    """Train tasks in order, until `may_begin` returns False when a device is idle.
+    """Train tasks in order. Before each one begins, ask `may_begin`; if it returns False, no further task begins.
 
     Yields:
-        Each task that began, once it is done; also each task that had begun before this call and ends during it.
+        Each task that this call began, once it is done. Also each earlier task that ends during this call.
     """
     waiting, under_way = deque(tasks), set[str]()
     while True:

@@ -1,4 +1,4 @@
-"""The check of the surrogates' ranking: a few configurations train at full size early in the sweep."""
+"""Check whether surrogates rank configurations as full-size models do: a few train at full size early in the sweep."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ def check_transfer(
 ) -> RankComparison | None:
     """Compare the surrogates' scores at the first milestone with full-size trainings of the same length.
 
-    The best configuration trains twice, from two seeds. A regret up to the difference of the two counts as none.
+    The best configuration trains twice, from two seeds. A regret up to the difference between the two counts as none.
 
     Args:
+        scores: Scores of the surrogates at the first milestone, by trial.
+        epochs: The first milestone.
         others: Called with each task of the sweep that ends during the check.
 
     Returns:
@@ -41,7 +43,7 @@ def check_transfer(
     keys, seeds = check_keys(chosen), [*[seed] * len(chosen), next_seed(seed)]
     beside, horizon = len(keys), run.problem.horizon if run.problem.horizon == epochs else None
     tasks = [full_size_task(*key, span, None, s, beside, horizon=horizon) for key, s in zip(keys, seeds, strict=True)]
-    last = sorted(tasks, key=lambda task: run.store.doing.suspected(task.key))  # last: tasks at which processes died
+    last = sorted(tasks, key=lambda task: run.store.doing.suspected(task.key))  # suspected tasks come last
     left = [task for task in last if not run.store.done(task.key)]
     for finished in train_tasks(devices, left, lambda: not run.out_of_time("sweep")):
         if finished.task not in left:
@@ -85,5 +87,5 @@ def _unit(run: Run, finished: Finished) -> Unit:
     if outcome.error is not None:
         line = {"event": "check failed", "trial": task.number, "error": shortened(outcome.error)}
         return Unit(None, [line], outcome.seconds)
-    _, metrics = outcome.epochs[-1]  # an earlier epoch than the last if training ended itself, or was good enough
+    _, metrics = outcome.epochs[-1]  # before the check's last epoch if training ended itself or reached `stop_at`
     return Unit(None if _diverged(metrics) else metrics[run.settings.metric], [], outcome.seconds)

@@ -1,6 +1,6 @@
 """Find the keys of a configuration that nothing reads.
 
-Most such keys are misspelled. They would still be shown as a part of the best configuration.
+Most of these keys are misspelled. They change nothing, but the best configuration would still show them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from hydro_rasda.problem.read_keys import Notes, paths
 from hydro_rasda.space.space import ALIASES
 
 Unread = dict[str, str | None]
-"""Maps each key that was not read (`net.depth` if nested) to the key that was probably meant."""
+"""Maps each key that was not read (`net.depth` if nested) to the key that was probably meant, or to None."""
 
 
 def unread_of(notes: Notes | None, config: Mapping[str, Any]) -> Unread:
-    """Return the keys of a configuration that no part reads: the library, `model_fn` or the objective (see `notes`)."""
+    """Return the keys of a configuration that neither the library nor `model_fn` nor the objective reads.
+
+    `notes` has the keys that `model_fn` and the objective read. If it is None, they are unknown: return an empty dict.
+    """
     if notes is None:
         return {}
     unread = [path for path in paths(config) if path not in notes.read]
@@ -49,7 +52,7 @@ def _told(key: str, meant: str | None) -> str:
 
 @lru_cache(maxsize=256)
 def _closest(name: str, known: Collection[str]) -> str | None:
-    """Return the known name that is most like another, in any order of their words; None if none is close.
+    """Return the known name that is most like `name`, whatever the order of the words; None if no name is close.
 
     >>> [_closest(name, ("weight_decay", "grad_clip")) for name in ("weight_deacy", "clip_grad", "width")]
     ['weight_decay', 'grad_clip', None]

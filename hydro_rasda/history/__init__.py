@@ -1,1 +1,1 @@
-"""The fold of a run's journal, as pure functions: curves, scores, decisions, the winner."""
+"""The state of a run, computed from its journal by pure functions: curves, scores, decisions, the winner."""

@@ -28,15 +28,15 @@ def race_of(history: History) -> Race:
 def end_score(history: History, number: int) -> float:
     """Return the score by which a full-size trial is compared with other trials at their ends.
 
-    It is the last score of `deciding_curve`. With several metrics, it is the score of the kept weights, as on the
-    front.
+    It is the last score of `deciding_curve`. With several metrics, it is the score of the kept weights, by which the
+    Pareto front is made.
     """
     several = history.settings.comparison.several
     return kept_of(history, number)[1] if several else [*deciding_curve(history, number).values()][-1]
 
 
 def expected_ends(history: History, numbers: Iterable[int]) -> dict[int, ExpectedEnd]:
-    """Estimate how trials will end that began at full size; trials that failed are included."""
+    """Estimate the final scores of trials that began at full size, including trials that failed."""
     began = [n for n in numbers if history.epochs("race", n)]
     full = {n: {} if n in history.failures else deciding_curve(history, n, with_averages=False) for n in began}
     ends = {n: end_score(history, n) for n in began if at_the_end(history, n)}
@@ -50,7 +50,7 @@ def expected_ends(history: History, numbers: Iterable[int]) -> dict[int, Expecte
 
 
 def at_the_end(history: History, number: int) -> bool:
-    """Tell whether a full-size training ended with a finite score: at its last epoch, or earlier by itself."""
+    """Tell whether a full-size training has ended with a finite score, at the last epoch or earlier by itself."""
     if number in history.failures or not math.isfinite(history.score("race", number)):
         return False
     return history.epochs("race", number) >= history.settings.max_t or done_early(history, number)
@@ -77,7 +77,7 @@ def trained_spans(units: Mapping[str, Unit]) -> Iterator[tuple[int, Unit]]:
 
 
 def is_forgotten(units: Mapping[str, Unit], number: int, unit: Unit) -> bool:
-    """Tell whether a full-size training began early, for a trial that then never entered the race."""
+    """Tell whether a unit is of a full-size training that began early, for a trial that did not enter the race."""
     entered = units[ENTERED].value if ENTERED in units else ()
     return bool((unit.value or {}).get("early")) and number not in entered
 
@@ -88,12 +88,12 @@ def refit_key(number: int, epoch: int) -> str:
 
 
 def run_end(history: History) -> RunEnd:
-    """Tell how a run has ended, or that it is open. Results, command line and pages ask only this function.
+    """Tell how a run has ended, or that it is open. Results, command line and pages all use this function.
 
-    A run has finished if its heats on surrogates have chosen finalists among all its trials, and if the last record of
-    the race says one of two things. The race is over for these finalists, or a score is good enough.
-    Samples that were added to a run may leave both as they were. Otherwise, a run is out of time if its last record is
-    an end.
+    Once finalists are chosen, the last record of the race decides. The run has finished if the race is over for these
+    finalists, or if a score is good enough. Samples may have been added after that record, if they left the finalists
+    as they were. A run has also finished if its very last record says that a score is good enough. Otherwise, it is out
+    of time if its very last record is an end of the race.
     """
     chosen, last = history.at_full_size, history.last_of_race
     if chosen is not None and (is_race_over(history, chosen) or last.startswith(BY_SCORE)):
@@ -104,15 +104,15 @@ def run_end(history: History) -> RunEnd:
 
 
 def found_enough(history: History) -> bool:
-    """Tell whether a full-size model of the race is as good as `stop_at` asks."""
+    """Tell whether a full-size model of the race has reached `stop_at`."""
     return any(history.settings.good_enough(score) for _, score in history.best.values())
 
 
 def found_early(history: History) -> list[int]:
-    """Return the trials whose full-size models are as good as `stop_at` asks, best first.
+    """Return the trials whose full-size models reached `stop_at` while a heat on surrogates goes on, best first.
 
-    They began early, while a heat on surrogates went on, or that heat goes on with more configurations. Once finalists
-    are chosen, it returns none.
+    These models began early, or an earlier call with fewer configurations trained them. Once finalists are chosen,
+    return an empty list.
     """
     if history.settings.stop_at is None or history.at_full_size is not None:
         return []
@@ -128,5 +128,5 @@ def score_that_ended(key: str) -> float | None:
 
 
 def is_race_over(history: History, finalists: Iterable[int]) -> bool:
-    """Tell whether the race has ended with these finalists, and none has gone on since."""
+    """Tell whether the race has ended with these finalists, and none has trained since."""
     return history.last_of_race == DONE and history.over == sorted(finalists)

@@ -1,9 +1,9 @@
-"""The history of a run: the fold of its journal's units, in the order in which they finished.
+"""The history of a run: its state, computed from the units of its journal in the order in which they finished.
 
-To resume a run is to fold its journal and to continue. Units hold facts and decisions. Facts are epochs, failures,
-checkpoints and the kinds of models; they count for as long as the run lives. Decisions of the sweep count until a call
-of `tune` asks for more samples. Then the `call` unit resets the sweep's state. Trials that have already trained reach
-their milestones at once.
+A unit is the record of one finished piece of work. To resume a run, read its journal into a history, and continue.
+Units hold facts and decisions. Facts are epochs, failures, checkpoints and the kinds of models; they count for as long
+as the run lives. Decisions of the sweep count until a call of `tune` asks for more samples. Then the unit `call` resets
+the sweep's state, and trials that have already trained reach their milestones at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hydro_rasda.schedulers.sweep_rule import Move, carry_out, move_of
 from hydro_rasda.settings.config import TuneConfig
 
 CALL = "call"
-"""Key of the unit with which a call of `tune` resets the sweep: its decisions are made anew from there."""
+"""Key of the unit with which a call of `tune` resets the sweep. After it, the sweep's decisions are made anew."""
 
 ADMITTED = "sweep/admitted"
 """Prefix of the names of units that admit configurations to the sweep."""
@@ -38,19 +38,19 @@ SCHEDULES = "sweep/schedules"
 """Prefix of the name of the unit that maps each finalist to the trial whose schedule it trains by."""
 
 KINDS_FROM, KIND_OF = "sweep/kinds-from-", "sweep/kind-of-"
-"""Prefixes of the names of units that tell which trials can train as one: of several trials, or of one built again."""
+"""Prefixes of the names of units that tell which trials can train as one. `KIND_OF` is for a trial built again."""
 
 HEATS = "heats"
 """Key of the unit that holds the plan of the middle heat, see `MiddlePlan`, or the reason why there is none."""
 
 MIDDLE_ENTERED = "middle/entered"
-"""Key of the unit that lets trials enter the middle heat. Its decisions begin anew from there."""
+"""Key of the unit that lets trials enter the middle heat. After it, the heat's decisions are made anew."""
 
 MIDDLE_FINALISTS = "middle/finalists"
 """Key of the decision that ends the middle heat: the trials that train at full size."""
 
 ENTERED = "race/entered"
-"""Key of the unit that lets finalists enter the race. Its decisions begin anew from there."""
+"""Key of the unit that lets finalists enter the race. After it, the race's decisions are made anew."""
 
 DONE = "race/done"
 
@@ -86,7 +86,7 @@ def is_live(key: str) -> bool:
 
 
 def heat_of(key: str) -> HeatName:
-    """Return the heat of a unit; units before the sweep, or beside it, are counted as the sweep's."""
+    """Return the heat of a unit. Units that belong to no heat count as the sweep's."""
     beginning = key.partition("/")[0]
     return "race" if beginning == "race" else "middle" if beginning == "middle" else "sweep"
 
@@ -114,7 +114,7 @@ class Live:
     lines: dict[int, JournalLine] = field(default_factory=dict)
 
     def take(self, epoch: int, lines: Iterable[JournalLine]) -> None:
-        """Take in the lines of an epoch."""
+        """Add the lines of an epoch."""
         self.epoch = epoch
         self.lines |= by_epoch(lines)
 
@@ -140,10 +140,10 @@ class MiddlePlan:
     """The plan of a heat between sweep and race, on surrogates that are wider than the sweep's.
 
     Attributes:
-        width: Width of its surrogates relative to the model.
-        entrants: Number of the sweep's best trials that enter it, at most.
-        finalists: Number of its best trials that train at full size.
-        shares: Operations of an epoch on the sweep's surrogates and on this heat's surrogates, relative to the model's.
+        width: Width of the heat's surrogates relative to the full-size model.
+        entrants: Largest number of the sweep's best trials that enter the heat.
+        finalists: Number of the heat's best trials that train at full size.
+        shares: Operations of an epoch on the sweep's surrogates, and on this heat's, relative to the full-size model.
     """
 
     width: float
@@ -159,8 +159,8 @@ class FusedHeat:
     Attributes:
         state: The heat's state, as its rule sees it.
         kinds: A digest for each trial. Trials with equal digests can train as one fused model.
-        copies: Maps each trial that continues with the weights of another trial, and has not trained since, to that
-            trial.
+        copies: Maps each copy to its source, the trial whose weights it continues with. Copies that have trained since
+            are left out.
         sources: Maps each trial to the name of the checkpoint from which it can continue.
     """
 
@@ -176,33 +176,32 @@ class History(Curves):
 
     Attributes:
         trials: All configurations so far, by number.
-        unkept: Maps each trial to the places of configuration values that JSON cannot keep.
+        unkept: Maps each trial to the places, in its configuration, of values that JSON cannot keep; see `Place`.
         unread: Keys of each trial's configuration that nothing reads; nested ones are written `a.b`.
-        middle: The plan of the middle heat; None where there is none.
+        middle: The plan of the middle heat; None if there is no middle heat.
         heats: The heats on surrogates, by name.
         race: The state of the race at full size, as its rule sees it.
         decisions: Number of decisions on trials of the sweep.
         entrants: The finalists that race each other, best first; None before the race begins.
-        early: Maps each trial that trained at full size before it entered the race to the key and unit of that
-            training. The rest of the history ignores it. It counts once the trial enters, and is dropped if others
-            enter instead.
+        early: Key and unit of each early training, by trial: a training at full size before the trial entered the race.
+            The rest of the history ignores it. It counts once the trial enters, and is dropped if others enter instead.
         rungs: The decisions of the race so far: the milestone, and the move of each trial that was compared there.
         samples: `num_samples` of the call that decides the sweep; None before the first trial is admitted.
         finalists: The trials that the sweep chose; None until the sweep is over.
         middle_finalists: The trials that the middle heat chose among them; None until that heat is over.
         checkpoints: Maps each trial that trained at full size to the name of its last checkpoint.
         refits: Maps a trial to the checkpoint of its model that was trained once more, on the examples of all folds.
-        decided: Maps each full-size trial whose last epoch is at a decision to whether it goes on.
+        decided: Maps each trial whose last full-size epoch is at a decision to True if it continues, False if it stops.
         live: Epochs at full size since the last checkpoint, by trial; see `is_live`.
         last: Key of the last unit.
         last_of_race: Key of the last unit of the race.
-        over: The finalists of a race that has come to its end.
+        over: The finalists, sorted, for which the race has come to its end; None before.
         left: The last estimate of the seconds that the run still takes; None if it was not known.
-        seconds: Wall time of the run at its last unit, but for live epochs.
-        now: The same with them.
-        spent: Seconds of the units of each heat.
-        epoch_seconds: Mean seconds of an epoch of one model, and the number of such epochs, of each full-size unit.
-        epoch_cost: Maps each trial to the seconds of an epoch of its last training on a surrogate.
+        seconds: Wall time of the run at its last unit, without live epochs.
+        now: Wall time of the run at its last unit, with live epochs.
+        spent: Total seconds of the units of each heat.
+        epoch_seconds: For each full-size unit, the mean seconds of an epoch of one model, and the number of epochs.
+        epoch_cost: Maps each trial to the seconds that an epoch took in its last training on a surrogate.
         checked: Values of the units of the transfer check, by name.
         refitted: Number of epochs of models that were trained once more, on the examples of all folds.
     """
@@ -218,7 +217,7 @@ class History(Curves):
 
         Args:
             known: Trials with the objects of the space. Other trials are restored from the journal.
-            reads_any: True if a function of the user's may read any key.
+            reads_any: True if a function of the user may read any key. Then no key counts as unread.
         """
         super().__init__(settings, own_loop)
         self._known, self._reads_any = {} if known is None else known, reads_any
@@ -291,9 +290,9 @@ class History(Curves):
         return self.finalists if self.middle is None else self.middle_finalists
 
     def take(self, key: str, unit: Unit) -> None:
-        """Take in the next unit, in the order in which units finished.
+        """Update the history with the next unit, in the order in which units finished.
 
-        It takes time in proportion to the unit's size.
+        The time that this takes is proportional to the unit's size.
         """
         heat = heat_of(key)
         self.last, self.left, self.now = key, unit.left, unit.at
@@ -351,14 +350,14 @@ class History(Curves):
             heat.state = self.new_state(heat.name)
 
     def _take_fused(self, heat: FusedHeat, key: str, unit: Unit) -> bool:
-        """Take in a unit if it is one that any heat on surrogates may have; return whether it is."""
+        """Update a heat on surrogates with a unit about groups, moves or kinds; return False for any other unit."""
         name = named_as_sweep(key)
         if GROUP.fullmatch(name) is not None:
             self._take_group(heat, key, unit)
         elif SWEEP_DECISION.fullmatch(name) is not None:
             self.decisions += heat.name == "sweep"
             if heat.name == "sweep" or {number for number, *_ in unit.value} <= heat.state.trials.keys():
-                self._take_moves(heat, unit.value)  # else of a middle heat before this one
+                self._take_moves(heat, unit.value)  # otherwise of an earlier middle heat
         elif name.startswith((KINDS_FROM, KIND_OF)):
             heat.kinds |= {int(number): kind for number, kind in unit.value.items()}
         else:
@@ -369,7 +368,7 @@ class History(Curves):
         event, number = line["event"], line["trial"]
         if event == "metrics":
             known = self.metrics.setdefault((line["heat"], number), [])
-            # If epochs were trained again, from a checkpoint before them, their last training counts.
+            # If epochs were trained again, from an earlier checkpoint, their last training counts.
             while known and known[-1]["epoch"] >= line["epoch"]:
                 known.pop()
             known.append(line)
@@ -407,9 +406,9 @@ class History(Curves):
         self._arrive(heat, members)
 
     def _take_moves(self, heat: FusedHeat, moves: Sequence[Sequence[Any]]) -> None:
-        """Take in the moves of a decision, in the form of `plain_move`.
+        """Carry out the moves of a decision, which have the form of `plain_move`.
 
-        A copy gets the weights that its source had before this decision copied any trial.
+        A copy gets the weights that its source had before the decision, even if the source itself becomes a copy.
         """
         stopped = [number for number, to, *_ in moves if to is None]
         going_on = [(number, to, *copy) for number, to, *copy in moves if to is not None]
@@ -432,7 +431,10 @@ class History(Curves):
         self._arrive(heat, [number for number, *_ in going_on])
 
     def _take_schedules(self, racing: Iterable[tuple[int, int, Mapping[str, Any]]]) -> None:
-        """Take in which finalist of a population trains by the schedule of which trial, and with which changes."""
+        """Configure finalists that train by the schedules of other trials.
+
+        An item of `racing` is a finalist, the trial by whose schedule it trains, and the changes of the configuration.
+        """
         for number, source, changes in racing:
             self.trials[number] = Trial(number, changed(self.trials[source].config, changes))
             self.unkept[number] = self.unkept.get(source, frozenset())
@@ -458,21 +460,21 @@ class History(Curves):
                 heat.state.come(number, {epoch: self.score_at(name, number, epoch) for epoch in epochs})
 
     def place(self) -> None:
-        """If trials are compared by place, place all trials of each milestone that new trials have reached."""
+        """If places order the trials (`Comparison.places`), place all trials at milestones that new trials reached."""
         for stop in sorted(self._unplaced):
             values = {number: self.values_at("sweep", number, stop) for number in self.sweep.scores[stop]}
             self.sweep.place(stop, self.settings.comparison.places(values))
         self._unplaced.clear()
 
     def _comes_early(self, number: int, key: str, unit: Unit) -> bool:
-        """Set aside the full-size training of a trial that has not entered the race; return False for other units."""
+        """Set aside the full-size training of a trial that has not entered the race. Return False for other units."""
         if not (unit.value or {}).get("early") or number in self.race.trials:
             return False
         self.early[number] = key, unit
         return True
 
     def _enter(self, numbers: Sequence[int]) -> None:
-        """Begin the race between these trials anew."""
+        """Restart the race, with these trials."""
         self.race, self.entrants, self.rungs = self.new_state("race"), list(numbers), []
         for number in numbers:
             self.race.admit(number, self.trials[number].config)
@@ -486,7 +488,7 @@ class History(Curves):
                 self._released.append(key)
 
     def _decide_race(self, epoch: int, moves: Iterable[Sequence[Any]]) -> None:
-        """Take in the moves of a decision of the race."""
+        """Carry out the moves of a decision of the race, at the milestone `epoch`."""
         decided = {number: move_of(plain) for number, *plain in moves}
         for number, move in decided.items():
             if number in self.checkpoints and self.epochs("race", number) == epoch:
@@ -500,7 +502,7 @@ class History(Curves):
             self._arrive_in_race(number)
 
     def _arrive_in_race(self, number: int) -> None:
-        """Let a trial of the race wait at its milestone if it has reached it, or cannot reach it; see `_arrive`."""
+        """Let a trial wait at its milestone of the race if it has reached it, or cannot reach it; see `_arrive`."""
         standing = self.race.training.get(number)
         if standing is None or standing.goal is None or goes_on(self, number, stop := standing.goal):
             return
@@ -548,9 +550,9 @@ class History(Curves):
                 self._begun.add("race")
 
     def _set(self, names: dict[int, str], number: int, name: str | None) -> None:
-        """Set the checkpoint from which a trial continues, or None.
+        """Set the checkpoint from which a trial continues; None for no checkpoint.
 
-        Release the earlier one if no trial needs it any more.
+        Release the trial's earlier checkpoint if no trial needs it any more.
         """
         before = names.pop(number, None)
         if name is not None:
@@ -567,7 +569,7 @@ class History(Curves):
             self._set(self.heats[heat].sources, number, None)
 
     def released(self) -> Iterator[str]:
-        """Yield, once, the names of checkpoints from which no trial continues any more."""
+        """Yield the names of checkpoints from which no trial continues any more. Each name is yielded once."""
         released, self._released = self._released, []
         yield from (name for name in released if name not in self._uses)
 
@@ -578,7 +580,7 @@ class History(Curves):
     def epochs_in(self, key: str, number: int) -> int:
         """Count the epochs that a trial of a heat on surrogates had trained at the checkpoint of this name.
 
-        The journal may hold more epochs, if an earlier checkpoint was lost and time ended the repeated training too
-        soon.
+        The journal may hold more epochs. This happens if an earlier checkpoint was lost, and time ran out before all
+        lost epochs were trained again.
         """
         return self._behind.get(key, {}).get(str(number), self.epochs(heat_of(key), number))

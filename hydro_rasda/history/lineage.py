@@ -1,4 +1,4 @@
-"""The lineage of a trial of population based training: the trials that trained its weights, and the changes made."""
+"""Lineages in population based training: which trials trained a trial's weights, and by which hyperparameters."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hydro_rasda.history.lines import Unit
 
 @dataclass(frozen=True)
 class Ancestor:
-    """The epochs of the sweep in which one trial trained weights that another trial has now.
+    """Epochs of the sweep in which one trial trained weights that another trial now has.
 
     Attributes:
-        start: Number of epochs that the weights had trained before.
-        stop: Number of epochs that they had trained afterwards.
+        start: Number of epochs that the weights had been trained before.
+        stop: Number of epochs that they had been trained afterwards.
     """
 
     trial: int
@@ -28,9 +28,12 @@ class Ancestor:
 
 
 def lineages(units: Mapping[str, Unit], epochs: Mapping[int, int]) -> dict[int, list[Ancestor]]:
-    """Follow each trial's weights back to their initial values: map it to its ancestors, the trial itself last.
+    """Map each trial to its ancestors, the trials that trained its weights, in order. The trial itself comes last.
 
     A finalist that trains by the schedule of another trial has that trial's ancestors.
+
+    Args:
+        epochs: Number of epochs that each trial has trained in the sweep.
     """
     found = {
         line["trial"]: [Ancestor(line["trial"], 0, 0, line["config"])]
@@ -50,9 +53,10 @@ def lineages(units: Mapping[str, Unit], epochs: Mapping[int, int]) -> dict[int, 
 
 @dataclass(frozen=True)
 class Copy:
-    """A trial that continued after `epoch` epochs as a copy of trial `source`; its own configuration was `replaced`.
+    """A trial that continued after `epoch` epochs as a copy of trial `source`.
 
-    `before` is the source's configuration. `after` is the copy's configuration, which includes its changes.
+    `replaced` is the trial's configuration before it became a copy. `before` is the source's configuration, and `after`
+    is the copy's, which includes the changes.
     """
 
     epoch: int
@@ -64,7 +68,7 @@ class Copy:
 
 
 def decided_copies(units: Mapping[str, Unit]) -> Iterator[list[Copy]]:
-    """Yield the copies of each decision of a population, in the order of the decisions."""
+    """Yield the copies that each decision of population based training made, in the order of the decisions."""
     configs: dict[int, Mapping[str, Any]] = {}
     for key, unit in units.items():
         configs |= {line["trial"]: line["config"] for line in unit.lines if line["event"] == "trial"}
@@ -102,12 +106,12 @@ _POINTS = 200
 
 
 def smoothed(ancestors: Sequence[Ancestor]) -> dict[str, Any]:
-    """Reduce the changes of a lineage to a few values, by which a training of any length can start afresh.
+    """Reduce the changes of a lineage to a few values, with which a new training of any length can start.
 
-    A population is greedy, so that single steps of its schedules are noise. If `schedule` is constant, the learning
-    rate becomes a plateau and a linear decay: `lr`, `decay_start` and `floor`, by least squares of its logarithm.
-    Learning rates of parts keep their mean ratio to it. Each other key gets its geometric mean over the epochs, or its
-    arithmetic mean if a value is 0 or less.
+    Population based training is greedy, so single steps of its schedules are noise. If `schedule` is constant, the
+    learning rate becomes a plateau and a linear decay, as `lr`, `decay_start` and `floor`. They are fitted to its
+    logarithm by least squares. Learning rates of parts (`lr.PART`) keep their mean ratio to `lr`. Each other key gets
+    its geometric mean over the epochs, or its arithmetic mean if a value is 0 or less.
 
     Returns:
         The keys of the configuration that change, with their values; empty if nothing changed.
@@ -116,7 +120,7 @@ def smoothed(ancestors: Sequence[Ancestor]) -> dict[str, Any]:
     {'p': 0.159...}
     """
     raw = schedule_of(ancestors)
-    # If an ancestor lacks a key, which a rule added later, the key keeps its last value.
+    # If an ancestor lacks a key, because a rule added the key later, the key keeps its last value.
     values = {key: _at_points(steps) for key, steps in raw.items() if all(value is not None for _, value in steps)}
     changes: dict[str, Any] = {key: _mean(of) for key, of in values.items()}
     if "lr" in values and may_decay(ancestors[-1].config):
@@ -148,7 +152,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _trapezoid(rates: Sequence[float]) -> tuple[float, float, float]:
-    """Fit a plateau and a linear decay; return the plateau, the share where it ends, and the final rate over it."""
+    """Fit a plateau and a linear decay. Return the plateau, the share at its end, and the last rate relative to it."""
     logs = [math.log(rate) for rate in rates]
     found = []
     for start, floor in product(_STARTS, _FLOORS):

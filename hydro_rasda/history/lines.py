@@ -26,7 +26,7 @@ class Unit:
     Attributes:
         value: JSON values that later units and decisions need.
         lines: The unit's metrics and events, one journal line each.
-        seconds: Wall time of the unit. Units that ran at the same time count in full.
+        seconds: Wall time of the unit, in full even if other units ran at the same time.
         at: Wall time of the run when the unit was finished.
         swept: The part of `at` that the sweep took.
         left: The estimate, at that time, of the seconds that the run still takes; None if it was not known.
@@ -52,13 +52,13 @@ _PLAIN = frozenset({str, int, bool, type(None)})
 
 
 def jsonable(value: Any) -> Any:
-    """Return a value as strict JSON would give it back: NaN and infinities become None, other values `name_of` them."""
+    """Return a value as strict JSON would give it back. NaN and infinities become None; other objects become names."""
     kind = type(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if kind in _PLAIN or isinstance(value, (bool, int, str)):
         return value
-    if kind is dict:  # most values are these; the check for any Mapping takes longer
+    if kind is dict:  # most mappings are dicts, and a check for Mapping takes longer
         return {str(key): item if type(item) in _PLAIN else jsonable(item) for key, item in value.items()}
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}
@@ -68,7 +68,7 @@ def jsonable(value: Any) -> Any:
 
 
 def number_of(value: float | None) -> float:
-    """Return a number that `jsonable` has made; NaN for None."""
+    """Return a number that went through `jsonable`; None becomes NaN."""
     return math.nan if value is None else float(value)
 
 
@@ -80,7 +80,7 @@ def name_of(value: Any) -> str:
 
 
 def decision_key(key: str, candidates: Iterable[int]) -> str:
-    """Return the journal's name of a decision over these trials, in any order.
+    """Return the name under which the journal keeps a decision about these trials, whatever their order.
 
     >>> decision_key("race/to-3/kept", [2, 0, 5])
     'race/to-3/kept/of-3-483537'
@@ -102,7 +102,7 @@ def retry_key(number: int) -> str:
 
 
 ERROR_CHARS = 20_000
-"""Most characters that are kept of a traceback: a quarter from its beginning, the rest from its end."""
+"""Largest number of characters that are kept of a traceback: a quarter from its beginning, the rest from its end."""
 
 
 def failure_line(number: int, error: str) -> JournalLine:
@@ -111,7 +111,7 @@ def failure_line(number: int, error: str) -> JournalLine:
 
 
 def shortened(error: str) -> str:
-    """Bound the length of a traceback: the `repr` of a big object in it may have millions of characters."""
+    """Limit the length of a traceback, because the `repr` of a big object in it may have millions of characters."""
     if len(error) <= ERROR_CHARS:
         return error
     first, last = error[: ERROR_CHARS // 4], error[-3 * ERROR_CHARS // 4 :]

@@ -22,12 +22,13 @@ class Curves:
 
     Attributes:
         settings: The settings of the run.
-        own_loop: True if a function of the user's trains, at full size at least.
-        costs: Costs of each trial's full-size model that trials are compared by; see `objectives.COSTS`.
-        metrics: The journal's lines by heat and trial, one an epoch.
-        failed: Tracebacks by heat and trial, of the trials that raised.
-        best: With `keep="best"`, by full-size trial, the epoch whose weights its last checkpoint keeps, and its metric.
-        ended: Epochs at which full-size trainings ended by themselves, by trial.
+        own_loop: True if a function of the user trains, at least at full size.
+        costs: `costs[trial]` has the costs by which full-size models are compared; see `objectives.COSTS`.
+        metrics: `metrics[heat, trial]` has the trial's journal lines, one for each epoch.
+        failed: `failed[heat, trial]` is the traceback of a trial that raised.
+        best: With `keep="best"`, maps each full-size trial to the epoch whose weights its last checkpoint keeps, and to
+            the metric after that epoch.
+        ended: Maps each trial whose full-size training ended by itself to its last epoch.
     """
 
     def __init__(self, settings: TuneConfig, own_loop: bool) -> None:
@@ -86,10 +87,11 @@ class Curves:
         return number_of(score_in(line, metric or self.settings.metric))
 
     def values_at(self, heat: HeatName, number: int, epoch: int, suffix: str = "") -> dict[str, float]:
-        """Return all that a trial is compared by after an epoch; NaN for a metric that it has not, or has no more.
+        """Return the costs, and the metrics after an epoch, by which a trial is compared; NaN for a missing metric.
 
         Args:
-            suffix: Suffix of the metrics' names, used where the epoch has such names; see `config.unaveraged`.
+            suffix: Suffix of metrics' names. It is used for each metric that the epoch has under such a name; see
+                `config.unaveraged`.
         """
         found: dict[str, float] = {**self.costs.get(number, {})}
         line = self.line_at(heat, number, epoch) or {}
@@ -99,7 +101,7 @@ class Curves:
         return found
 
     def passed(self, heat: HeatName, number: int, epoch: int) -> bool:
-        """Tell whether a trial needs no more training up to an epoch: it trained the epoch, diverged or failed."""
+        """Tell whether a trial needs no training up to an epoch, because it trained that epoch, diverged or failed."""
         trained = self.line_at(heat, number, epoch) is not None
         return trained or self.has_failed(heat, number) or self.diverged(heat, number)
 
@@ -110,16 +112,17 @@ class Curves:
 
 
 def deciding_curve(history: Curves, number: int, *, with_averages: bool = True) -> dict[int, float]:
-    """Return the scores by epoch that decide comparisons of a full-size trial with others.
+    """Return the scores, by epoch, by which a full-size trial is compared with others.
 
-    With `keep="best"`, a trial hands back its best epoch, but trials are compared by their last epochs. A user who
-    trains the winner's configuration again, elsewhere or on more data, gets the last epoch. If weights are averaged,
-    the curve has the scores of the unaveraged weights, at the epochs at which these were validated, too. At the end,
-    averages also count (`final_score`), unless there are several metrics. If training may end by early stopping
-    (`patience`), or a user's function returned before the end, each score is that of the best epoch so far.
+    With `keep="best"`, a trial hands back its best epoch, but trials are compared by their last epochs. The reason is
+    that a user who trains the winner's configuration again, elsewhere or on more data, gets the weights of the last
+    epoch. If training may end by early stopping (`patience`), or a user's function returned before the end, each score
+    is that of the best epoch so far. If weights are averaged, the curve has the scores of the unaveraged weights, at
+    the epochs at which these were validated. At the end, averages also count (`final_score`), unless there are several
+    metrics.
 
     Args:
-        with_averages: False ignores averages also at the end.
+        with_averages: False ignores averages at the end, too.
     """
     settings, curve = history.settings, history.curve("race", number)
     if settings.race.keep == "best" and (settings.race.patience is not None or done_early(history, number)):
@@ -147,7 +150,7 @@ def kept_of(history: Curves, number: int) -> tuple[int, float]:
 
 
 def averages_at(history: Curves, stop: int, numbers: Iterable[int]) -> dict[int, float]:
-    """Return the scores of averaged weights after an epoch, of trials that are compared by unaveraged weights."""
+    """Return the scores of averaged weights after an epoch, for trials that are compared by unaveraged weights."""
     lines = {n: history.line_at("race", n, stop) or {} for n in numbers}
     return {n: history.score_of(line) for n, line in lines.items() if unaveraged(history.settings.metric) in line}
 
@@ -172,7 +175,8 @@ def done_early(history: Curves, number: int) -> bool:
 def ended_early(history: Curves, number: int) -> bool:
     """Tell whether a full-size trial cannot continue, even with time left, because it raised or diverged.
 
-    A metric that is not finite may become finite later. But a user's training function is not called again then.
+    A trial whose metric is not finite continues, because the metric may become finite. It does not if a user's function
+    trains, because that function is not called again.
     """
     own_loop = history.own_loop and history.epochs("race", number) > 0
     lost = own_loop and not math.isfinite(history.score("race", number))
@@ -180,7 +184,7 @@ def ended_early(history: Curves, number: int) -> bool:
 
 
 def places_at(history: Curves, stop: int, scores: Mapping[int, float]) -> dict[int, float]:
-    """Return the places of full-size trials at a milestone, by all values that they are compared by."""
+    """Return the places of full-size trials at a milestone, by all values by which they are compared."""
     values = {n: history.values_at("race", n, stop, suffix=unaveraged("")) for n in scores}
     return history.settings.comparison.places(
         {n: of | {history.settings.metric: scores[n]} for n, of in values.items()}

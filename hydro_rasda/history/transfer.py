@@ -1,4 +1,4 @@
-"""The check of the transfer, as recorded in the journal.
+"""The transfer check, as the journal records it.
 
 - `check/to-{epoch}/chosen/...`: the trials that train at full size, ordered by their surrogates' scores after this
   epoch, best first.
@@ -26,13 +26,13 @@ _CHOSEN = re.compile(r"check/to-(\d+)/chosen/.*")
 
 
 def check_keys(chosen: Sequence[int]) -> list[tuple[str, int]]:
-    """Return pairs of a unit's name and its trial: one for each trial, and one more for the first trial."""
+    """Return a unit's name and its trial, for each training of the check. The first trial trains twice."""
     first = [(f"check/trial-{number}/first", number) for number in chosen]
     return [*first, (f"check/trial-{chosen[0]}/again", chosen[0])]
 
 
 def compare_checked(history: History, chosen: Sequence[int], narrow: Sequence[float]) -> RankComparison:
-    """Compare the ranking by full-size scores, which are all recorded, with the ranking by surrogates' scores."""
+    """Compare the ranking by full-size scores, which must all be recorded, with that by surrogates' scores `narrow`."""
     from surrogate import compare_rankings  # imports torch, for which only a run with a check should wait
 
     *wide, twice = (number_of(history.checked[key]) for key, _ in check_keys(chosen))

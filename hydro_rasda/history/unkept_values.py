@@ -1,4 +1,7 @@
-"""Configuration values that JSON cannot keep, such as tuples and classes. The journal has their literals or places."""
+"""Configuration values that JSON cannot keep, such as tuples and classes.
+
+The journal notes the place of each such value, and its Python literal if it has one.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from hydro_rasda.common.secret_masking import HIDDEN, Place, put, value_at
 
 
 def literals(config: Mapping[str, Any]) -> list[tuple[Place, str | None]]:
-    """Return the place and the literal of each value that JSON would change; the literal is None if the value has none.
+    """Return the place and the Python literal of each value that JSON would change; None for a value without literal.
 
     >>> literals({"lr": 0.1, "net": {"size": (3, 3), "clip": float("inf")}, "act": len})
     [(('net', 'size'), '(3, 3)'), (('net', 'clip'), 'inf'), (('act',), None)]
@@ -66,7 +69,7 @@ def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def withholding(model_fn: Callable[..., Any], unkept: Collection[Place] = ()) -> Callable[..., Any]:
-    """Return a model function that raises ValueError if it reads a secret, or a value at one of these places."""
+    """Return a model function that raises ValueError if it reads a secret, or a value at one of the places `unkept`."""
 
     def called(config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         withheld = put(config, {place: _Unkept(value_at(config, place)) for place in unkept})

@@ -13,12 +13,12 @@ from hydro_rasda.schedulers.ranking import ranked
 
 
 def best_of(history: History, finalists: Sequence[int]) -> tuple[int, float]:
-    """Return the winner and its full-size metric; without one, return the best surrogate of the last heat, and NaN.
+    """Return the winner and its full-size metric.
 
-    The winner is the trial with the best `end_score`. If no training came to its end, or a score was as good as
-    `stop_at` asks, the winner is the trial whose kept weights are best. A trial cannot win if it breaks the bounds of
-    metrics by more than another. With several metrics, the winner is on the front of the trials that came to their
-    ends.
+    The winner is the trial with the best `end_score`. If no training came to its end, or if a score reached `stop_at`,
+    the winner is the trial whose kept weights are best. A trial cannot win if it breaks the bounds of metrics by more
+    than another. With several metrics, the winner is on the front of the trials that came to their ends. If no trial
+    can win, return the trial with the best surrogate of the last heat, and NaN.
     """
     if able := eligible(history, finalists):
         comparison = history.settings.comparison
@@ -41,9 +41,9 @@ def _kept_values(history: History, numbers: Sequence[int]) -> dict[int, dict[str
 
 
 def eligible(history: History, finalists: Sequence[int]) -> list[int]:
-    """Return the finalists that may win, which have a finite metric.
+    """Return the finalists that may win. They have a finite metric.
 
-    With `keep="last"`, they must have come to their ends. If none did, those that trained longest may win.
+    With `keep="last"`, they must have come to their ends. If none did, the finalists that trained longest may win.
     """
     if history.settings.race.keep == "best":
         return [n for n in finalists if math.isfinite(kept_of(history, n)[1])]
@@ -51,10 +51,9 @@ def eligible(history: History, finalists: Sequence[int]) -> list[int]:
 
 
 def _longest_trained(history: History, numbers: Sequence[int], heat: HeatName = "race") -> list[int]:
-    """Return the trials with a finite score that came furthest.
+    """Return the trials with a finite score that trained the most epochs.
 
-    A trial that was stopped earlier may have a better score. But that score does not tell where the trial would have
-    ended.
+    A trial that was stopped earlier may have a better score, but that score does not tell its final score.
     """
     able = scored(history, numbers, heat)
     last = max((history.epochs(heat, n) for n in able), default=0)

@@ -15,7 +15,7 @@ ONE_PROCESS = "HYDRO_RASDA_ONE_PROCESS"
 
 
 def most_children(device: torch.device) -> int:
-    """Return the most child processes that can train at the same time; 0 if only this process can train.
+    """Return the largest number of child processes that can train at the same time; 0 if only this process can train.
 
     It is the number of torch's threads, which `torch.set_num_threads` and OMP_NUM_THREADS set. Forking a process after
     computations is only reliable on Linux, and not if autograd has a thread for each GPU.
@@ -30,8 +30,8 @@ def usable_children(problem: Problem) -> int:
     It is `most_children` of the device, if processes can share the data.
 
     Processes cannot share a connection, such as that to a database. Data with a connection are recognized because they
-    cannot be pickled. If data drop their connection when they are pickled, it goes unnoticed; `docs/guides/memory.md`
-    says what such data must do. Open files are reopened in each process, see `open_files_again`.
+    cannot be pickled. If data drop their connection when they are pickled, the connection goes unnoticed;
+    `docs/guides/memory.md` says what such data must do. Each process reopens open files; see `open_files_again`.
     """
     most = most_children(problem.device)
     return most if most and can_be_shared(problem) else 0

@@ -1,7 +1,8 @@
 """Run pieces of work at the same time on the cores of this machine, each in its own forked process.
 
-Threads do little for small models: a step is over before a second thread has begun its part. Processes scale. Forked
-processes start in milliseconds, share the memory pages of the data, and need no pickled arguments.
+Threads do little for small models, because a step is over before a second thread has begun its part. Processes scale
+with the cores. Forked processes start in milliseconds, share the memory pages of the data, and need no pickled
+arguments.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Notify = Callable[..., None]
 """A function that is called with the reports of a piece of work while it runs."""
 
 ForkedWork = Callable[[Notify], Any]
-"""Work that reports how far it is by calling its argument, and returns its result."""
+"""Work that calls its argument to report how far it is, and returns its result."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,11 @@ class Crowd:
     """Choose the pieces of work that run at the same time, by memory and cores.
 
     Attributes:
-        memory: Bytes for all pieces together. A piece that is expected to take more runs alone.
+        memory: Bytes for all pieces together. If a piece is expected to take more memory, it runs alone.
         cores: Number of cores for all pieces together.
         expected: The expected peak memory of each piece, in bytes.
         took: Called with a piece's position and its measured peak, once it has ended by itself.
-        over: Asked once a piece has begun; if it returns True, no further piece begins.
+        over: Asked repeatedly after the first piece has begun. Once it returns True, no further piece begins.
     """
 
     memory: float
@@ -98,9 +99,10 @@ def imap_forked(
 
     Args:
         threads: Number of torch threads of each piece.
-        pace: Decides after how long a silent piece is ended; None for never.
+        pace: Decides after how many seconds a silent piece is ended. None for a new detector, which ends no piece
+            before the first report.
         crowd: Decides which pieces run at the same time; None for all of them.
-        relayed: Holds the warnings that earlier calls gave.
+        relayed: Holds the warnings that earlier calls gave, so that they are not given again; None for no warnings.
     """
     pace, waiting = pace or HangDetector("nothing was said"), list(range(len(pieces)))
     running: dict[Connection, tuple[int, int]] = {}
@@ -144,7 +146,7 @@ def imap_forked(
 
 
 def _are_left(waiting: list[int], pieces: int, crowd: Crowd | None) -> bool:
-    """Tell whether pieces are left that may begin; if the crowd is over, none is."""
+    """Tell whether pieces are left that may begin. If `crowd.over` returns True, drop the waiting pieces."""
     if crowd is not None and 0 < len(waiting) < pieces and crowd.over():
         waiting.clear()
     return bool(waiting)
@@ -160,7 +162,7 @@ def _answer(connection: Connection, pid: int, kind: str, content: Any) -> Any:
 
 
 def _end(connection: Connection, pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it ended, and was forgotten as in `_waited`
+    with contextlib.suppress(ProcessLookupError):  # the system has forgotten it, as in `_waited`
         os.kill(pid, signal.SIGKILL)
     _waited(pid)
     connection.close()
@@ -208,7 +210,7 @@ def _ignore(*reported: Any) -> None: ...
 
 
 def send(connection: Connection, kind: str, content: Any) -> None:
-    """Send another process a message of tensors and plain values; for the kind "warned", of caught warnings."""
+    """Send another process a message of tensors and plain values, or, if `kind` is "warned", of caught warnings."""
     connection.send_bytes(_message(kind, content))
 
 
@@ -234,7 +236,7 @@ def plain_warning(warning: warnings.WarningMessage) -> dict[str, Any]:
 class RelayedWarnings:
     """Give warnings of other processes in this one. Each distinct warning is given only once, whatever the filters are.
 
-    Otherwise, a warning that concerns all processes would appear once for each.
+    Otherwise, a warning that concerns all processes would appear once for each process.
     """
 
     def __init__(self) -> None:
@@ -304,7 +306,7 @@ def _forked(piece: ForkedWork, threads: int) -> tuple[Connection, int]:
     if threads > 1:
         _end_idle_threads()
     with warnings.catch_warnings():
-        # Python warns that a forked process has threads. Torch's are replaced in the child, the progress bar's unused.
+        # Python warns that a forked process has threads. The child replaces torch's, and uses no progress bar's.
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             pid = os.fork()
@@ -320,7 +322,7 @@ def _forked(piece: ForkedWork, threads: int) -> tuple[Connection, int]:
 
 
 def _end_idle_threads() -> None:
-    """End the threads that OpenMP keeps for the next operation of this thread, which starts them again.
+    """End the threads that OpenMP keeps for the next operation of this thread. That operation starts new ones.
 
     GNU's OpenMP still counts these threads in a forked child, where they do not exist. Together with the child's own
     threads, it counts more threads than cores, and lets them sleep between operations instead of spinning. On two cores
@@ -358,8 +360,8 @@ def _run_child(piece: ForkedWork, threads: int, connection: Connection, parent: 
         if threads == 1:
             work()
         else:
-            # OpenMP takes this thread's former worker threads for alive, although the fork lost them. So the work runs
-            # in a new thread, which gets its own.
+            # OpenMP still counts on this thread's worker threads, although the fork lost them. So the work runs in a
+            # new thread, which gets its own worker threads.
             worker = threading.Thread(target=work)
             worker.start()
             worker.join()

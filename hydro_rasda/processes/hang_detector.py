@@ -1,4 +1,4 @@
-"""Decide how long work may be silent before it is taken to hang, by the times of similar work. Needs no torch.
+"""Decide, by the times of similar work, how long work may be silent before it counts as hung. Needs no torch.
 
 On Ray this module is pickled by value, see `hydro_rasda.backends.ray.elastic_trainable`.
 """
@@ -18,21 +18,22 @@ class HangDetector:
 
     Args:
         silence: The event that did not happen, in words, such as "no epoch was over".
-        least: Fewest seconds of silence before a piece is taken to hang; None for `LEAST_S`.
+        least: Least number of seconds of silence before a piece counts as hung; None for `LEAST_S`.
         foreseen: Expected seconds until a first report, from the dry run's times; infinite if unknown.
     """
 
     TIMES, LEAST_S = 100, 600.0
-    """A piece hangs if it reports nothing for `TIMES` the longest time so far, and for at least `LEAST_S` seconds."""
+    """A piece hangs if it is silent for `TIMES` times the longest time so far, and for at least `LEAST_S` seconds."""
 
     FIRST_LEAST_S = 3600.0
-    """Before the first report, the wait is `TIMES` the foreseen time, but at least this long: compiling takes time."""
+    """Before the first report, a piece may be silent for `TIMES` times the foreseen time, and for at least this many
+    seconds, because compiling takes time."""
 
     def __init__(self, silence: str, least: float | None = None, foreseen: float = math.inf) -> None:
         self.silence, self.foreseen = silence, foreseen
         self.least = self.LEAST_S if least is None else least
         self.longest: float | None = None
-        self.most = math.inf  # upper limit of the seconds of silence, in any case
+        self.most = math.inf  # upper limit of `patience`, in any case
 
     def took(self, seconds: float) -> None:
         """Note that a piece has reported, `seconds` after its last report or its start."""

@@ -20,17 +20,17 @@ from hydro_rasda.run.fingerprint import content, digest
 from hydro_rasda.schedulers.packing_policy import GUESS
 
 Bytes = dict[int, float]
-"""Peak bytes of trainings of one kind, by the number of models that train as one."""
+"""Maps the number of models that train as one to the peak bytes of such a training, for one kind of trainings."""
 
 _CHANGED = 0.05
-"""A peak is kept anew only if it differs from the kept one by more than this share."""
+"""A new peak is kept only if it differs from the known peak by more than this share."""
 
 
 class Peaks:
-    """Peaks of one heat, by kind and by how many train as one: measured, kept for later runs, and corrected.
+    """Peaks of one heat, by kind and number of models that train as one. They are measured, and kept for later runs.
 
-    If memory is ample for all trainings at the same time, peaks
-    are not kept, because nothing depends on them.
+    Trainings of one kind take equal memory; see `kind_of_group`. If memory is ample for all trainings at the same time,
+    peaks are not kept, because no decision depends on them.
     """
 
     def __init__(self, problem: Problem, heat: HeatName) -> None:
@@ -67,7 +67,7 @@ class Peaks:
         found.update(peaks)
 
     def keep(self, room: float) -> None:
-        """Keep new peaks for later runs, if some training may take more than `room` bytes, the share of one core."""
+        """Keep new peaks for later runs if a training may take more than `room` bytes, the memory share of one core."""
         known = self._read()
         largest = max((max(of.values()) for kinds in known.values() for of in kinds.values() if of), default=0.0)
         if self._new and GUESS * largest > room:
@@ -99,13 +99,13 @@ def at_most(known: Mapping[int, float], members: int) -> float:
 
 
 def kind_of_group(kind: str, trials: Sequence[Trial]) -> str:
-    """Return a key of fused groups; groups of equal key and size take equal memory for models and optimizers."""
+    """Return a key of a fused group. Groups of equal key and size take equal memory for models and optimizers."""
     kinds = {name for trial in trials for name in optimizer_names(trial.config)}
     return "+".join([kind, *sorted(kinds)])
 
 
 def kind_of_target(trial: Trial) -> str:
-    """Return a key that is equal for full-size models of equal memory, as far as their configurations tell."""
+    """Return a key of a full-size model. Models of equal key take equal memory, as far as configurations tell."""
     config = trial.config
     shapes = {name: value for name, value in config.items() if name not in KEYS and not is_of_part(name)}
     optimizers = [(part, read(own, "optimizer")) for part, own in configs_of_parts(config).items()]
@@ -113,7 +113,7 @@ def kind_of_target(trial: Trial) -> str:
 
 
 def kind_of_own(trial: Trial) -> str:
-    """Return a key that is equal for trials of the user's own loop whose configurations differ only in floats."""
+    """Return a key of a trial of the user's own loop. Trials that differ only in floats have equal keys."""
     return digest(content({name: value for name, value in trial.config.items() if not isinstance(value, float)}))[:12]
 
 

@@ -14,17 +14,17 @@ _PREFIX = "hydro_rasda-of-"
 
 
 def owner(pid: int) -> str:
-    """Return a unique name of a process: its place, number and start time, because numbers are reused."""
+    """Return a unique name of a process: its machine, number and start time, because numbers are reused."""
     return f"{_place()}-{pid}-{_started(pid)}"
 
 
 def lives(process: str) -> bool:
-    """Return whether the process that `owner` named is alive. Zombies, and later processes of its number, are not."""
+    """Return whether the process that `owner` named is alive. A zombie, or a later process of its number, is not."""
     return owner(int(process.split("-")[1])) == process
 
 
 def make_folder(owned_by: str) -> str:
-    """Make a folder that only this user can access, and that the process `owned_by` (see `owner`) removes."""
+    """Make a folder that only this user can access. The process `owned_by` (see `owner`) must remove it."""
     return tempfile.mkdtemp(prefix=f"{_PREFIX}{owned_by}-")
 
 

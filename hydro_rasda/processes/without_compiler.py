@@ -1,7 +1,7 @@
 """Use torch's optimizers without importing torch's compiler, in a process that was started to train.
 
-Torch imports its compiler with a process's first optimizer, to mark methods that are not to be compiled. The import
-takes longer than a small training. Without the import, nothing can be compiled, so that the marks are not needed.
+Torch imports its compiler with a process's first optimizer, to mark methods that must not be compiled. The import takes
+longer than a small training. Without the import, no code can be compiled, so the marks are not needed.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from typing import Any
 from hydro_rasda.run.files import write_atomically
 
 WEEKS = 4
-"""Weeks after which a measurement is repeated: other programs, drivers or cooling may have changed the machine's
-speed."""
+"""Weeks after which a measurement is repeated, because other programs, drivers or cooling may have changed the speed of
+the machine."""
 
 Measured = dict[str, Any]
 

@@ -22,7 +22,7 @@ WRITTEN_AS = "written_as"
 """Key in a run's checkpoints. It holds the run's `id` and the name of the checkpoint file."""
 
 _CHECKPOINT = 2
-"""Levels of a checkpoint below the run's folder."""
+"""Depth of a checkpoint file below the run's folder."""
 
 
 class DamagedCheckpoint(RuntimeError):
@@ -30,7 +30,7 @@ class DamagedCheckpoint(RuntimeError):
 
 
 def save_checkpoint(path: Path, payload: Mapping[str, Any]) -> None:
-    """Write tensors and plain values atomically: if writing fails, an earlier file stays as it was."""
+    """Write tensors and plain values atomically. If writing fails, an earlier file stays as it was."""
     import torch  # here, because reading only a journal should not wait for this import
 
     with replacing(path, _CHECKPOINT) as file:

@@ -1,7 +1,7 @@
 """A run's folder, locked by this process before everything about the run is known.
 
-The lock comes first: only its holder may write to the folder. Then the call is checked, before any dry run. If the
-call is refused, it leaves the folder as it was.
+The lock comes first, because only its holder may write to the folder. Then the call is checked, before any dry run. A
+call that is refused leaves the folder as it was.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Claim:
 
     Attributes:
         found: The content of an existing `run.json`; None if there is none.
-        doing: The work that this process does itself, and the work at which earlier processes died.
+        doing: Notes on the work that this process does itself, and on the work at which earlier processes died.
         counts: True once the folder holds results that a later call can use. Then it stays, however this call ends.
 
     Raises:
@@ -70,7 +70,7 @@ class Claim:
                 self._made = [made for made in self._made if made.name != LOCK]
             self._undo()
             raise
-        # Look only now, under the lock: before, another process may have been writing.
+        # Look only now, under the lock, because another process may have been writing before.
         self.counts = spec.exists()
         self._made[:0] = [made for name in (SPEC, *RESULTS) if not (made := path / name).exists()]
         try:
@@ -87,7 +87,7 @@ class Claim:
             raise
 
     def refuse_other(self, known: Mapping[str, Any]) -> None:
-        """Raise if the folder holds another run, judged by the part of the identity that is known so far."""
+        """Raise RunExists if the folder holds another run, by the part of this run's identity that is known so far."""
         if self.found is not None:
             refuse_other(self.path, self.found, jsonable(known), self.resume)
 
@@ -118,7 +118,7 @@ class Claim:
 
 
 def refuse_new(path: Path, resume: str) -> None:
-    """Raise if there is no run, but one must exist, or if its folder holds something else."""
+    """Raise FileNotFoundError if a run must exist already, or RunExists if the folder holds something else."""
     if resume == "must":
         raise FileNotFoundError(f"`resume` is 'must', but there is no run to go on with in {path}")
     if not path.exists():

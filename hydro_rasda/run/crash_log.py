@@ -2,8 +2,8 @@
 
 If the library cannot fork (for example with a GPU, or data in an open file), the user's code runs in the tuner's own
 process. A segmentation fault there ends the tuner, and would end it again at each resume. So a file notes the work in
-progress. It cannot distinguish a fault from a kill by the system, such as a preemption. So work at which processes died
-is done last. It is dropped only if a further process dies of it then.
+progress. The file cannot distinguish a fault from a kill by the system, such as a preemption. So work at which
+processes died is done last, and it is dropped only if another process then dies of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DOING = ".doing"
 """File in a run's folder that notes the work in progress, and the work at which earlier processes died."""
 
 DEATHS = 2
-"""Deaths in a row at a piece of work after which it is suspected: it is then done last, or in parts."""
+"""Deaths in a row at a piece of work after which the work is suspected. Suspected work is done last, or in parts."""
 
 DROPPED = "the tuner's own process died"
 """Beginning of the error message of dropped work: a process died of it again when nothing else was left to do."""
@@ -62,7 +62,7 @@ class CrashLog:
             self._aside, self._deaths = self._deaths, {}
 
     def suspected(self, what: str) -> int:
-        """Return the number of processes in a row that died of a piece of work, if it is suspected; otherwise 0."""
+        """Return the number of processes that died in a row of a piece of work if it is suspected; otherwise 0."""
         _, count = self._deaths.get(what, (0, 0))
         return count if count >= DEATHS else 0
 
@@ -80,7 +80,7 @@ class CrashLog:
     def of(self, what: str) -> Iterator[None]:
         """Note a piece of work as in progress within the context.
 
-        Leaving the context, even by an exception, clears it.
+        Leaving the context, even by an exception, clears the note.
         """
         self._note((what, 0))
         try:
@@ -98,7 +98,7 @@ class CrashLog:
             self._note((what, epoch))
 
     def forget(self, what: str) -> None:
-        """Forget the deaths at a piece of work that was since done in parts."""
+        """Forget the deaths at a piece of work that has been done in parts since then."""
         self._deaths.pop(what, None)
         self._note(self._now)
 
@@ -118,7 +118,7 @@ class CrashLog:
         with contextlib.suppress(OSError):
             if self._handle < 0:
                 self._handle = open_regular(self._file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            # One write, so that a death cannot cut it. No sync: the note must outlive the process, not the machine.
+            # One write, so that a death cannot cut it. No sync, because it must outlive the process, not the machine.
             os.pwrite(self._handle, content.ljust(self._length), 0)
             self._length = max(self._length, len(content))
 

@@ -20,8 +20,8 @@ class Event:
     Attributes:
         seconds: Wall time of the run when it happened, interrupted sessions included.
         recalled: True if the event happened in an earlier process of the run. A resumed run first repeats the events of
-            trials and epochs in its journal. It repeats each decision when it reaches it. A logger that already has
-            these events skips the recalled ones.
+            trials and epochs in its journal. It repeats an earlier decision when it comes to that decision. A logger
+            that already has these events skips the recalled ones.
     """
 
     seconds: float
@@ -62,7 +62,7 @@ class RunEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class HeatBegan(Event):
-    """A heat begins, or the check of the transfer. The race begins once more after each milestone.
+    """A heat or the transfer check begins. The race sends this event again after each milestone.
 
     Attributes:
         epochs: Number of epochs that this part trains, summed over its trials.
@@ -74,12 +74,12 @@ class HeatBegan(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class HeatEnded(Event):
-    """The heat, or the check, that began last ends."""
+    """The heat or transfer check that began last is over."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochsTrained(Event):
-    """Epochs were trained, on any device; sent at once, for a progress bar.
+    """Epochs were trained, on any device. This event is sent at once, for a progress bar.
 
     The metrics follow as `EpochEnded`: for full-size models at once, for surrogates once their unit of work is
     complete.
@@ -112,8 +112,8 @@ class TrialConfigured(Event):
 class EpochEnded(Event):
     """A trial's metrics after an epoch, as recorded in the journal.
 
-    The race sends them after each epoch, the other heats when a milestone is reached. An epoch that is trained
-    again is sent again. In the race, it is not if it comes to the same metrics as before the interruption.
+    The race sends this event after each epoch. The other heats send it when a milestone is reached. If an epoch is
+    trained again, the event is sent again. The race leaves it out if the metrics are the same as before.
 
     Attributes:
         heat: "sweep"; "middle", on a wider surrogate (`full_trainings` below 3); or "race", on the full-size model.
@@ -210,7 +210,7 @@ Listener = Callback | Callable[[Event], None]
 
 
 def check_callbacks(callbacks: Sequence[Listener]) -> None:
-    """Raise if an item of `tune(callbacks=...)` is not a `Listener`."""
+    """Raise ValueError if an item of `tune(callbacks=...)` is not a `Listener`."""
     rule = "a list of functions of an event, or of objects with a method `on_event`"
     require(isinstance(callbacks, (list, tuple)), "callbacks", callbacks, rule)
     for i, callback in enumerate(callbacks):
@@ -232,7 +232,8 @@ class Callbacks:
     def notify(self, event: Event) -> None:
         """Give an event to all callbacks. If one raises, warn of it and give it no more events.
 
-        If one ends the script, do so at the next event, too: within training, its exit is taken for that of a trial.
+        If a callback raises SystemExit, raise it again at the next event. Within training, the first one may be taken
+        for an error of the trial.
         """
         if self._exit is not None and not isinstance(event, RunEnded):
             raise self._exit

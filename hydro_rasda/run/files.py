@@ -21,10 +21,10 @@ TEMPORARY = ".*.tmp"
 """Pattern of the names of temporary files, some of which are left by processes that were killed."""
 
 SPEC_BYTES = 2**26
-"""Most bytes of a file that is read as a whole, such as `run.json`; larger files are refused."""
+"""Largest size in bytes of a file that is read as a whole, such as `run.json`; larger files are refused."""
 
 NESTED = 100
-"""Most levels of lists and objects in JSON; deeper values are refused."""
+"""Largest number of nested levels of lists and objects in JSON; deeper values are refused."""
 
 TRUST = "HYDRO_RASDA_TRUST_SHARED_FOLDERS"
 """Environment variable. If set, pickled files are also read from folders that other users own or can write to."""
@@ -37,7 +37,7 @@ class Unsafe(ValueError):
 
 
 def refuse_links(*paths: Path) -> None:
-    """Refuse symbolic links: whoever put a link there may not own its target."""
+    """Raise Unsafe for symbolic links, because the user who made a link may not own its target."""
     for path in paths:
         if path.is_symlink():
             told = f"{path} is a link to {os.readlink(path)}, and links in a run's folder are not followed"
@@ -45,7 +45,7 @@ def refuse_links(*paths: Path) -> None:
 
 
 def refuse_open_to_others(folder: Path) -> None:
-    """Raise Unsafe for a folder that others own or can write to: pickled files run code when they are read.
+    """Raise Unsafe for a folder that others own or can write to, because pickled files run code when they are read.
 
     If the folder is a link, the link must belong to this user, too. If `TRUST` is set, all folders are allowed.
     """
@@ -53,7 +53,7 @@ def refuse_open_to_others(folder: Path) -> None:
 
 
 def open_pickled(path: Path) -> IO[bytes]:
-    """Open a pickled file of a run to read it; Unsafe if others could have written it, or as in `open_regular`."""
+    """Open a pickled file for reading. Raise Unsafe if others could have written it, or as in `open_regular`."""
     refuse_open_to_others(path.parent)
     file = open_to_read(path)
     try:
@@ -83,7 +83,7 @@ def make_private(folder: Path, exist_ok: bool = True) -> None:
 
 
 def make_inner(folder: Path) -> None:
-    """Create a folder in a run's folder if it does not exist; Unsafe if a file is in its place."""
+    """Create a folder in a run's folder if it does not exist. Raise Unsafe if a file is in its place."""
     try:
         folder.mkdir(exist_ok=True)
     except FileExistsError:
@@ -100,7 +100,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, inside: int = 1) -> int:
     """Open a file of a run and return its descriptor; refuse anything but a regular file.
 
     Args:
-        inside: Number of last names of the path that lie in the run's folder. The names before may be links.
+        inside: Number of names at the end of the path that lie in the run's folder. Earlier names may be links.
 
     Raises:
         Unsafe: if the path is a link, a device, a FIFO or a folder, or if it leads through a link inside the run's
@@ -169,7 +169,7 @@ def open_to_write(path: Path, inside: int = 1) -> IO[bytes]:
 
 
 def read_file(path: Path, inside: int = 1, most: int = SPEC_BYTES) -> bytes:
-    """Read a file of a run; Unsafe if it has more than `most` bytes. For other errors, see `open_regular`."""
+    """Read a file of a run. Raise Unsafe if it has more than `most` bytes; for other errors, see `open_regular`."""
     with open_to_read(path, inside) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -178,7 +178,7 @@ def read_file(path: Path, inside: int = 1, most: int = SPEC_BYTES) -> bytes:
 
 
 def parse_json(raw: bytes) -> Any:
-    """Parse strict JSON; ValueError for invalid JSON, NaN, an infinity, or more than `NESTED` levels."""
+    """Parse strict JSON. Raise ValueError for invalid JSON, NaN, an infinity, or more than `NESTED` levels."""
     try:
         value = _STRICT.decode(raw.decode())
         deep = _is_deep(raw, value)
@@ -190,7 +190,7 @@ def parse_json(raw: bytes) -> Any:
 
 
 def parse_json_lines(raws: Sequence[bytes]) -> list[Any]:
-    """Parse lines of JSON as one list; ValueError if `parse_json` refuses one.
+    """Parse lines of JSON as one list. Raise ValueError if `parse_json` would refuse a line.
 
     This takes less time and memory than parsing line by line, because the lines then share their keys.
     """
@@ -202,7 +202,7 @@ def parse_json_lines(raws: Sequence[bytes]) -> list[Any]:
 
 def _finite(text: str) -> float:
     value = float(text)
-    if value - value:  # NaN, which counts as true, of an infinity: quicker than a function
+    if value - value:  # NaN counts as true; quicker than `math.isfinite`
         raise ValueError(f"{text} is no number of JSON's")
     return value
 
@@ -226,7 +226,10 @@ def read_json(path: Path) -> Any:
 
 
 def matching(folder: Path, pattern: str, inside: int = 0) -> list[Path]:
-    """List matching files by name in a folder `inside` levels below the run's folder; none if it does not exist."""
+    """List the files of a folder whose names match, sorted; none if the folder does not exist.
+
+    The folder lies `inside` levels below the run's folder.
+    """
     try:
         with _folder(folder, inside) as found:
             return [folder / name for name in sorted(os.listdir(found)) if fnmatch.fnmatchcase(name, pattern)]
@@ -252,7 +255,7 @@ def append_to(path: Path, inside: int = 1) -> IO[bytes]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file atomically: it has the old or the new content, even if several processes write it at once."""
+    """Write a file so that it has the old or the new content, even if several processes write it at once."""
     with replacing(path) as file:
         file.write(content)
 
@@ -276,7 +279,7 @@ def replacing(path: Path, inside: int = 1) -> Iterator[IO[bytes]]:
 
 
 def sync_folder(path: Path) -> None:
-    """Sync the names in a folder: after a loss of power, a synced file might otherwise have no name."""
+    """Sync the names in a folder, because a synced file might otherwise have no name after a loss of power."""
     with contextlib.suppress(OSError), _folder(path, 0) as folder:
         _sync(folder)
 

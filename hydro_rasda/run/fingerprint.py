@@ -28,7 +28,7 @@ from fusion.structure.functions_and_classes import code_digest
 from hydro_rasda.data import Data
 
 BYTES = 32 * 2**20
-"""Most bytes of a tensor that count. From a larger tensor, rows at even distances are taken up to this size."""
+"""Largest number of bytes of a tensor that count. In a larger tensor, evenly spaced rows of this total size count."""
 
 _LENGTH = 4096
 _NODES = 50_000
@@ -57,7 +57,7 @@ def content(value: Any) -> Content:
 
 
 def unchanged(before: Content, after: Content) -> Content:
-    """Return the content that calls did not change. A counter or a cache is not a part of a function."""
+    """Return the content that is the same before and after calls. So a function's counters and caches do not count."""
     changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
     return {path: words for path, words in before.items() if changed.isdisjoint(_up(path))}
 
@@ -82,7 +82,7 @@ class _Walk:
         self.found: Content = {}
         self._above = [*above]  # the values that contain the present one
         self._seen: dict[int, str] = {}
-        self._alive: list[Any] = []  # keeps values alive: a new object must not get the address of an earlier one
+        self._alive: list[Any] = []  # keeps values alive, so that no new object gets the address of an earlier one
 
     def follow(self, path: str, value: Any, depth: int) -> None:
         if not isinstance(value, _PLAIN):
@@ -113,7 +113,7 @@ Parts = Iterable[tuple[str, Any]]
 
 
 def _taken_apart(value: Any, digest_of: Callable[[Any], str]) -> tuple[str, Parts]:
-    """Return a short description of a value by itself, and its parts."""
+    """Return a short description of a value without its parts, and the parts."""
     kind = type(value).__name__
     if isinstance(value, _PLAIN):
         text = str.__repr__(value) if isinstance(value, str) else repr(value)  # a secret counts by its true text
@@ -324,7 +324,7 @@ def _seeded(read: Callable[[], Any]) -> Any:
 
 
 def parameters(made: object) -> Content:
-    """Return the class of a searcher or rule, and the arguments that it keeps; nothing that it has learned."""
+    """Return the content of a searcher or rule: its class and the arguments that it keeps, not what it has learned."""
     if made is None or isinstance(made, str):
         return content(made)
     cls = type(made)

@@ -1,15 +1,15 @@
-"""A run's journal: one line for each metric, event and finished unit of work. The run's messages are beside it.
+"""A run's journal: one line for each metric, event and finished unit of work. A file beside it has the run's messages.
 
 The lines of a unit are written at once, the unit's own line last. Lines after the last unit's line belong to a unit
-that was not finished, and do not count. If a line before it cannot be read, something other than a run has changed the
-file. It is then unknown which units are affected, so that the journal is refused.
+that was not finished, and do not count. If an earlier line cannot be read, something other than a run has changed the
+file. It is then unknown which units are affected, so the journal is refused.
 
 The first line names the run. The last field of a unit's line, "sum", is a checksum of all lines so far. So a changed or
 missing line is noticed where its unit ends. Only the last units can go missing unnoticed; the journal then looks like
 that of a run that was killed earlier.
 
-A line that occurs twice counts once: copying a run's folder can double lines or whole parts. Messages are lines of JSON
-in a file of their own. Nothing depends on them.
+A line that occurs twice counts once, because copying a run's folder can double lines or whole parts. Messages are lines
+of JSON in a file of their own. No part of a run depends on them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hydro_rasda.run.files import Unsafe, append_to, open_to_read, parse_json, p
 JOURNAL = "journal.jsonl"
 
 UNIT, RUN = "unit", "run"
-"""Event names: of the line that ends a unit, and of the first line, which holds the run's `id`."""
+"""Event names of the line that ends a unit, and of the journal's first line, which holds the run's `id`."""
 
 FORGOTTEN = {"forgotten": True}
 """Value of a unit that takes back the earlier unit of the same key, so that its work is done again."""
@@ -57,10 +57,10 @@ _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
 """Fields that a line must have, by event, and their types."""
 
 LONGEST = 2**26
-"""Most bytes of a line. No run writes a longer line."""
+"""Largest number of bytes in a line. No run writes a longer line."""
 
 MOST = 2**30
-"""Most bytes of a journal. A larger journal is not read."""
+"""Largest size of a journal in bytes. A larger journal is not read."""
 
 _AT_ONCE = 2**20
 """Bytes of lines that are parsed together."""
@@ -145,7 +145,7 @@ def read_units(path: Path, before: Record | None = None) -> Record:
 
 
 def _read_on(file: IO[bytes], path: Path, before: Record) -> Record:
-    """Read what was written to a file after an earlier reading."""
+    """Read the lines that were written to a file after the earlier reading `before`."""
     units, finished = before.units, before._finished
     end, number, total, run = before.end, before.count, before.sum, before.run
     kept, count, new, taken_back = end, number, list[str](), False
@@ -234,7 +234,7 @@ def _checked(line: Any) -> JournalLine | ValueError:
 MESSAGES = "messages.jsonl"
 
 MOST_MESSAGES, CHARS = 1000, 2000
-"""Most messages that are kept of a run, and most characters of each. The first messages are kept."""
+"""Largest number of messages of a run, and of characters in each. If there are more, the first ones are kept."""
 
 
 class Message(NamedTuple):
@@ -245,7 +245,7 @@ class Message(NamedTuple):
 
 
 def keep_message(folder: Path, seconds: float, text: str) -> None:
-    """Append a message to the run's file, unless it is already there: a resumed run repeats its messages."""
+    """Append a message to the run's file, unless it is there already, because a resumed run repeats its messages."""
     text = text[:CHARS]
     known = read_messages(folder)
     if len(known) >= MOST_MESSAGES or any(message.text == text for message in known):

@@ -14,7 +14,7 @@ import cloudpickle
 def pickle_config_modules() -> None:
     """Let every pickler pickle torch's config modules by name, as it does with other modules.
 
-    Beside a function, cloudpickle pickles each loaded submodule whose dotted name could be made of names in the
+    With a function, cloudpickle also pickles each loaded submodule whose dotted name could be made of names in the
     function. For example, a function that reads `worker.config` and calls `torch.distributed` brings
     `torch.distributed.config`. That module is an instance of torch's own subclass of the module type, which cloudpickle
     cannot pickle.
@@ -49,7 +49,7 @@ def _restored(cls: type[Portable], packed: bytes) -> Portable:
 
 
 class Gone:
-    """A stand-in for a function that could not be pickled with a result, or not be loaded."""
+    """A stand-in for a function that could not be pickled with a result, or could not be loaded."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -62,7 +62,7 @@ class Gone:
 
 
 def check_has_functions(problem: object) -> None:
-    """Raise ValueError if `model_fn` or `objective` is missing, as in a loaded result: measuring a model needs both."""
+    """Raise ValueError if `model_fn` or `objective` is missing, as in a loaded result. Measuring a model needs both."""
     if gone := [name for name in ("model_fn", "objective") if isinstance(getattr(problem, name), Gone)]:
         told = f"this result was loaded or pickled without `{'` and `'.join(gone)}`, which `evaluate` needs"
         way = "or repeat the call of `tune`: it trains nothing again, and its result can evaluate"

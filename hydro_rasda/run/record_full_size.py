@@ -1,21 +1,23 @@
-"""Writing down the race of a run.
+"""Record the race of a run in its journal.
 
 All backends record full-size trainings in the same way, so that each backend can resume the work of another:
 
-- `race/trial-{n}/at-{epoch}`: a trial's metrics after each epoch, as soon as the tuner hears of it. Nothing that the
-  run decides depends on it. `/again` ends its name if the trial came to this epoch before, and was interrupted. Its
-  lines are then those that differ.
-- `race/trial-{n}/to-{epoch}`: `{"checkpoint": name}` from which training can go on after this epoch, and a trial's
-  metrics since its checkpoint before, as far as no line has them yet. "best" tells the epoch whose weights it keeps.
-  "swept" tells that the sweep trained it: the sweep's metrics up to there are then the trial's own. "device" is the
-  device, if there are several. "beside" is the number of trials that shared it, the trial included. "early" tells that
-  the trial had not entered the race: what it trained counts once it enters.
-- `race/trial-{n}/failed-after-{epoch}`: its traceback.
-- `race/trial-{n}/done-after-{epoch}`: its training has ended by itself, before the last epoch.
-- `race/trial-{n}/lost-after-{epoch}`: its checkpoint is damaged, so that it trains anew.
-- `race/retry-of-{n}`: a trial that failed is tried again, as code or data changed since.
+- `race/trial-{n}/at-{epoch}`: a trial's metrics after each epoch, as soon as the tuner hears of them. No decision of
+  the run depends on this unit. Its name ends with `/again` if the trial had reached this epoch before an interruption.
+  Then it has only the lines that differ.
+- `race/trial-{n}/to-{epoch}`: `{"checkpoint": name}`, from which training can continue after this epoch. The lines are
+  the metrics since the trial's last checkpoint that the journal does not have yet. The value may have more keys:
+  - "best": the epoch whose weights the checkpoint keeps, and its score.
+  - "swept": true if the sweep trained these epochs. Then the sweep's metrics up to there are also the trial's.
+  - "device": the device, if there are several.
+  - "beside": the number of trials that shared the device, this trial included.
+  - "early": true if the trial had not entered the race. Then its training counts once it enters.
+- `race/trial-{n}/failed-after-{epoch}`: the traceback of a trial that raised.
+- `race/trial-{n}/done-after-{epoch}`: the trial's training has ended by itself, before the last epoch.
+- `race/trial-{n}/lost-after-{epoch}`: the trial's checkpoint is damaged, so that it trains anew.
+- `race/retry-of-{n}`: a trial that failed is tried again, because code or data has changed since.
 - `race/entered`: the finalists; the race between them begins, and is decided anew.
-- `race/begin/of-{trials}`: the first milestone of each.
+- `race/begin/of-{trials}`: the first milestone of each finalist.
 - `race/to-{epoch}/kept/of-{trials}`: for each trial that was compared after this epoch, the epoch to which it trains
   on, or None.
 - `race/refit-{n}/to-{epoch}`: a trial's model of that epoch, trained once more on the examples of all folds.
@@ -49,7 +51,7 @@ _WIDTHS = "sweep/widths-of-"
 
 
 def hear(run: Run, epochs: int, metrics: Mapping[str, Iterable[float]], told: Sequence[EpochTold] = ()) -> None:
-    """Take in a report of a device while it trains.
+    """Record a report that a device sends while it trains.
 
     Args:
         epochs: Number of epochs trained since the device's last report, over all trials.
@@ -66,20 +68,20 @@ def _record_live(run: Run, number: int, trained: Sequence[tuple[int, Mapping[str
     """Record epochs of a full-size trial while its training continues."""
     reached = run.history.epochs("race", number)
     trained = [(epoch, metrics) for epoch, metrics in trained if epoch > reached]
-    # A cluster may pass words on when the trial has come further, or has failed.
+    # In a cluster, a report may arrive after the trial has trained further or has failed.
     if not trained or ("race", number) in run.history.failed:
         return
     key = f"race/trial-{number}/at-{trained[-1][0]}"
     while run.store.done(key):
         key += "/again"
     lines = _new_lines(run, number, metric_lines("race", number, trained))
-    # An OSError raised here, within training, could be taken for the trial's own. The next unit raises it again.
+    # An OSError raised here, within training, could be taken for an error of the trial. The next unit raises it again.
     with contextlib.suppress(OSError):
         run.record(key, Unit(None, lines))
 
 
 def _new_lines(run: Run, number: int, lines: Iterable[JournalLine]) -> list[JournalLine]:
-    """Return those lines of a full-size trial that the journal does not have yet as live epochs."""
+    """Return the lines of a full-size trial that the journal does not have yet as live epochs."""
     known = run.history.live.get(number, Live()).lines
     return [line for line in lines if line["epoch"] not in known or jsonable(line) != known[line["epoch"]]]
 
@@ -108,7 +110,7 @@ def record_epochs(
 
 
 def record_swept(run: Run, number: int, state: Mapping[str, Any]) -> None:
-    """Record what a full-width sweep has trained of a trial as the beginning of its full-size training."""
+    """Record the epochs that a full-width sweep has trained as the beginning of a trial's full-size training."""
     record_epochs(run, number, [], state, epoch=run.history.epochs("sweep", number), swept=True)
 
 
@@ -135,7 +137,7 @@ def record_done(run: Run, number: int) -> None:
 
 
 def source_of(run: Run, number: int) -> str | None:
-    """Return the checkpoint from which a full-size trial continues; None if it starts anew. Report damage."""
+    """Return the checkpoint from which a full-size trial continues; None if it starts anew. Report a damaged one."""
     name = run.history.checkpoints.get(number)
     if name is None or not (damage := run.store.damage(name)):
         return name
@@ -175,7 +177,7 @@ def another_chance(run: Run, finalists: Iterable[int]) -> bool:
 def try_dropped_again(run: Run) -> None:
     """Take back work that was dropped because the tuner's own process died of it; the sweep then decides anew.
 
-    This must come before the run's history takes in any unit.
+    Call this before the run's history reads any unit.
     """
     units = run.store.units()
 

@@ -18,7 +18,7 @@ class RunExists(ValueError):
 
 
 def refuse_other(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any], resume: str) -> list[str]:
-    """Raise if a call may not continue the existing run; otherwise return how code and data differ, in words."""
+    """Raise RunExists if a call may not continue a run. Otherwise, return how code and data differ, in words."""
     another = f"`name` is {path.name!r}, but the run of that name in {path.parent}"
     deciding, changes = differences(found, asked)
     if deciding or (changes and resume != "changed"):
@@ -33,7 +33,10 @@ def refuse_other(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any],
 
 
 def refuse_growth(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Raise for more samples if the run's rule has copied weights: with more trials, it would have copied others."""
+    """Raise RunExists if a call asks for more samples of a run whose rule has copied weights.
+
+    With more trials, the rule would have made other copies.
+    """
     was, now = (spec.get("num_samples") for spec in (found, asked))
     if not (isinstance(was, int) and isinstance(now, int) and now > was):
         return
@@ -94,10 +97,10 @@ def _changed_globals(function: str, was: Mapping[str, str], now: Mapping[str, st
 
 
 def scored_otherwise(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Tell whether scores of two runs cannot be compared: they come from other functions or other validation data.
+    """Tell whether scores of two runs do not compare, because they come from other functions or validation data.
 
-    Functions look different under another version of Python. Then functions are not compared, nor is data that the
-    user's functions or classes make: a user who continues knows that they are the same.
+    Functions look different under another version of Python. Then this compares neither functions nor data that the
+    user's functions or classes make. A user who continues the run knows that they are the same.
     """
     same = was.get("python") == now.get("python")
     of_values = bool(now.get("folds")) or str(now.get("val_data")).startswith("tensors ")
@@ -109,7 +112,7 @@ def scored_otherwise(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 _OF_SCORES = ["loss_fn", "objective", "metrics"]
 
 _FEW = 5
-"""Most entries of a space, a model or the race's settings whose differences are listed one by one."""
+"""Largest number of entries of a space, a model or the race's settings whose differences are listed one by one."""
 
 
 def _told(key: str, was: Any, now: Any) -> str | None:
@@ -148,9 +151,9 @@ RESULTS = ("checkpoints", MESSAGES, "metrics.csv", "tensorboard", JOURNAL)
 
 
 def set_aside(path: Path) -> str:
-    """Move the results of a run into a folder inside its own, which then is a separate run.
+    """Move the results of a run into a folder inside the run's folder. The new folder is then a separate run.
 
-    If the process is killed meanwhile, the next process moves the rest to the same folder.
+    If the process is killed during the move, the next process moves the rest to the same folder.
 
     Args:
         path: The run's folder, locked by this process. Its `run.json` is copied, and stays until a new one is written.

@@ -3,11 +3,11 @@
 ::
 
     storage_path/name/
-        run.json          what was asked: settings, space, data and model in outline, and digests of them; and an id
+        run.json          the request: settings, space, outlines and digests of data and model, and an id
         journal.jsonl     one line for each metric, decision and finished unit of work
-        messages.jsonl    what was said, for who reads the run later
+        messages.jsonl    messages to the user, for a later reader of the run
         checkpoints/      weights and optimizer state of the rung reached last; tensors and plain values only
-        before-1/         the run so far, where `resume="changed"` went on with another measure; see `set_aside`
+        before-1/         earlier results that do not compare, set aside with `resume="changed"`; see `set_aside`
 
 A run is a sequence of *units* of work, such as one fused group trained to one milestone. Every unit starts from the
 files on disk, and leaves its lines and its checkpoint there. So a resumed run is an ordinary run whose first units are
@@ -62,7 +62,7 @@ class Store:
 
     Attributes:
         changes: Messages about differences that this call accepts: other code or data, or a lost part of the journal.
-        doing: The work that this process trains itself.
+        doing: Notes on the work that this process trains itself.
         id: Distinguishes this run and its checkpoints from all others.
         recorded: Number of units in the journal when the run was opened, without live epochs.
         left: The latest estimate of the seconds that the run still takes; None if it is not known.
@@ -214,7 +214,7 @@ class Store:
         return self._units
 
     def folded_into(self, history: History) -> Iterator[tuple[str, Unit]]:
-        """Let a history take in all finished units; yield each unit once it is taken in.
+        """Update a history with all finished units; yield each unit after the update.
 
         Raises:
             DamagedJournal: if a unit does not follow from those before it.
@@ -302,7 +302,7 @@ class Store:
 
 
 def take_in(history: History, key: str, unit: Unit, folder: Path) -> None:
-    """Let a history take in the next unit of a folder; DamagedJournal if it does not follow from the units before."""
+    """Update a history with a folder's next unit. Raise DamagedJournal if it does not follow from earlier units."""
     try:
         history.take(key, unit)
     except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -320,5 +320,5 @@ def _file_name(checkpoint: str) -> str:
 
 
 def _rounded_up(seconds: float) -> float:
-    """Round up for the journal: recorded time must not be less than a budget that was exceeded."""
+    """Round up for the journal, because recorded time must not be less than a budget that was exceeded."""
     return math.ceil(seconds * 1e4) / 1e4

@@ -1,4 +1,4 @@
-"""A run in progress: its problem, folder and history, and the callbacks that are told of it."""
+"""A run in progress: its problem, folder and history, and the callbacks that receive its events."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Run:
 
     Attributes:
         space: The space of configurations as `tune` received it: domains by name.
-        hidden: Places of secrets in configurations. No file, event or message shows them.
-        known: Trials by number, with the objects of the space, as the search made them.
-        history: The content of the journal. `fold` takes in the units that earlier processes wrote.
+        hidden: Places of secrets in configurations (see `Place`). No file, event or message shows the secrets.
+        known: Trials by number, as the search made them. Their configurations hold the objects of the space.
+        history: The content of the journal. `fold` adds the units that earlier processes wrote.
         time_left: The estimate of the time left, from the planned and the trained epochs of the heats.
     """
 
@@ -62,17 +62,17 @@ class Run:
         return self.problem.settings
 
     def fold(self, hear: Callable[[str, Unit], None] = lambda key, unit: None) -> None:
-        """Take in the units of earlier processes, and remove checkpoints that no trial needs any more.
+        """Add the units of earlier processes to the history, and remove checkpoints that no trial needs any more.
 
         Args:
-            hear: Called with each unit, once it is taken in.
+            hear: Called with each unit, after it is added.
         """
         for key, unit in self.store.folded_into(self.history):
             hear(key, unit)
         self.store.discard(self.history.released())
 
     def unit(self, key: str, work: Callable[[], Unit]) -> Unit:
-        """Do a unit of work once per run, and take it in; if it was done before, return the recorded unit."""
+        """Do a unit of work once per run, and record it. If it was done before, return the recorded unit."""
         if self.store.done(key):
             return self.store.units()[key]
         began = perf_counter()
@@ -80,7 +80,7 @@ class Run:
         return self.record(key, replace(unit, seconds=perf_counter() - began))
 
     def record(self, key: str, unit: Unit, again: bool = False) -> Unit:
-        """Record a finished unit of work, and take it in; see `Store.record`."""
+        """Record a finished unit of work in the journal and the history; see `Store.record`."""
         unit = self.store.record(key, self._as_kept(unit), again)
         self.history.take(key, unit)
         self.store.discard(self.history.released())
@@ -102,9 +102,9 @@ class Run:
         return scrubbed(text, self.hidden, self.space)
 
     def decide(self, key: str, candidates: Iterable[int], decision: Callable[[], Iterable[int]]) -> list[int]:
-        """Make a decision about trials that is made once per run.
+        """Make a decision about trials once per run. If it was made before, return the recorded decision.
 
-        A decision about other candidates is a separate one: a run with more samples or more time decides anew, but
+        A decision about other candidates is a separate one. So a run with more samples or more time decides anew, but
         keeps its trainings.
         """
         chosen: list[int] = self.unit(decision_key(key, candidates), lambda: Unit([*decision()])).value
@@ -156,7 +156,7 @@ class Run:
         """Announce epochs that were just trained; the journal records them later."""
         seconds, most = self.store.seconds, max(0.0, self.seconds_left("race"))
         self.time_left.advance(epochs, seconds)
-        if (news := self.time_left.news(seconds, most)) is not None:  # not stored: it is out of date soon
+        if (news := self.time_left.news(seconds, most)) is not None:  # not stored, as it is soon out of date
             self.notify(events.MessageSaid, text=f"About {roughly(news)} left.")
         self.store.left = left = self.time_left.left(seconds, most)
         self.notify(events.EpochsTrained, seconds=seconds, epochs=epochs, note=note, seconds_left=left)

@@ -14,26 +14,27 @@ ENOUGH = 0.1
 """Share of a heat after which its measured times are reported, if none were foreseen."""
 
 OVERHEAD = 1.5
-"""Ratio of real to foreseen time, assumed before anything is measured: validation and checkpoints are not foreseen.
+"""Ratio of real to foreseen time, assumed before anything is measured. It is above 1, because the foreseen time leaves
+out validation and checkpoints.
 
 On digits, measured ratios are 1.2 to 1.6 for full-size models. For a sweep of small measured groups, they are 2.2 to
 2.7, because each group waits for a process.
 """
 
 SMOOTHING = 0.1
-"""Share of the time left within which the estimate approaches a new value, so that it does not jump."""
+"""The estimate approaches a new value over this share of the time left, so that it does not jump."""
 
 LEAST_SMOOTHING = 1.0
-"""Least number of seconds within which the estimate approaches a new value."""
+"""The estimate takes at least this many seconds to approach a new value."""
 
 LEAST_TOLD = 2.0
 """Number of seconds below which the time left is not shown."""
 
 LEAST_NEWS = 60.0
-"""Seconds below which a part of the run begins without a line on the time left.
+"""If fewer seconds than this are left, a part of the run begins without a line on the time left.
 
-A dry run foresees only the batches. Processes, validation and checkpoints take some tenths of a second more for each
-group and full-size model. That matters in a run of seconds, but not in a run of minutes.
+A dry run foresees only the time of the batches. Processes, validation and checkpoints take some tenths of a second more
+for each group and full-size model. That matters in a run of seconds, but not in a run of minutes.
 """
 
 
@@ -50,7 +51,7 @@ def roughly(seconds: float) -> str:
 
 
 class Piece(NamedTuple):
-    """Epochs of a part of the run that cost alike.
+    """Epochs of a part of the run that take equally long.
 
     Attributes:
         epochs: Number of epochs, over all trials.
@@ -85,7 +86,7 @@ class _PartLeft:
 
     @property
     def ahead(self) -> float:
-        """Foreseen seconds of its pieces; not finite if nothing was foreseen."""
+        """Foreseen seconds of the remaining pieces; not finite if they were not foreseen."""
         return sum(count * seconds for count, seconds in self.pieces)
 
     @property
@@ -105,7 +106,7 @@ class _PartLeft:
         return sum(count for count, _ in self.pieces)
 
     def left(self, lanes: int) -> float:
-        """Return the seconds that its pieces take; NaN if nothing was foreseen, or measured in each lane."""
+        """Return the seconds that remaining pieces take; NaN if they were not foreseen and a lane has not reported."""
         if not self.pieces:
             return 0.0
         if self.is_foreseen:
@@ -113,7 +114,7 @@ class _PartLeft:
         return self.epochs * self.spent / self.trained if self.reports >= lanes else math.nan
 
     def can_be_told(self, lanes: int) -> bool:
-        """Tell whether enough of it was measured to tell a user how long it takes."""
+        """Tell whether enough of the part was measured to tell a user how long the rest takes."""
         enough = self.is_foreseen or self.trained >= ENOUGH * (self.trained + self.epochs)
         return enough and self.reports >= lanes
 
@@ -152,9 +153,10 @@ class TimeLeft:
         return min(left, most) if self._parts and math.isfinite(left) else None
 
     def news(self, seconds: float, most: float = math.inf) -> float | None:
-        """Return the seconds left when they can be told, once a part, if they are `LEAST_NEWS` or more; else None.
+        """Return the seconds left if the user should be told now; otherwise None.
 
-        After that, `left` continues from this value.
+        The user is told once in each part, as soon as enough is measured, of `LEAST_NEWS` seconds or more. After that,
+        `left` continues from this value.
         """
         part, left = self._parts.get(self._now), self.foreseen(most)
         if part is None or part.told or not part.can_be_told(self.lanes) or left is None or left < LEAST_NEWS:

@@ -48,15 +48,15 @@ LR_RULES: tuple[str, ...] = get_args(LRRule)
 SEARCHERS: tuple[str, ...] = get_args(SearcherName)
 MOST_REPEATS = 100
 MOST_TRIALS = 1_000_000
-"""Most configurations of a run. More are a mistake, and would not fit memory."""
+"""Largest number of configurations of a run. More are a mistake, and would not fit memory."""
 MOST_EPOCHS = 1_000_000
-"""Most epochs of a trial. More are a mistake, such as steps, and a run's journal could not hold their lines."""
+"""Largest number of epochs of a trial. More are a mistake, such as steps, and a journal could not hold their lines."""
 MOST_WORKERS = 1024
-"""Most worker processes that load data. More are a mistake."""
+"""Largest number of worker processes that load data. More are a mistake."""
 GLOBAL_BATCH = "global_batch_size"
 """Key of reports and of a trial's history: the number of examples in a step over all workers."""
 FULL_TRAININGS = 3.0
-"""Default budget of the race. Each further seed of the finalists needs as much again."""
+"""Default budget of the race. Each further seed of the finalists needs this budget once more."""
 UNSPLIT: Mapping[str, tuple[Callable[[object], bool], str]] = {
     # Ranks whose shares have different numbers of micro-batches would wait for each other forever.
     "accumulate": (lambda parts: parts == 1, "1 with race.strategy 'fsdp', more workers in its place"),
@@ -65,7 +65,7 @@ UNSPLIT: Mapping[str, tuple[Callable[[object], bool], str]] = {
         "another one with race.strategy 'fsdp': torch's Adafactor cannot update parameters that ranks split",
     ),
 }
-"""Keys that are restricted with `race.strategy="fsdp"`: a check of the value, and the rule in words."""
+"""For each key that is restricted with `race.strategy="fsdp"`: a check of its value, and the rule in words."""
 
 
 def check_unsplit(name: str, key: str, value: object, shown: object = None) -> None:
@@ -106,28 +106,29 @@ class SweepConfig(Part):
             others' averages (Golovin et al. 2017). "pbt": population based training (Jaderberg et al. 2017). After each
             `grace_period` epochs, the worst quarter of the trials continues as copies of the best quarter. With each
             copy, floats that the space draws change by a factor of 0.8 or 1.2, or are drawn anew. "none": no trial
-            stops. "epsilon-net": "halving" for several metrics; of a front, the trials that cover it best continue
-            first (Schmucker et al. 2021). Or an object of your own subclass of `hydro_rasda.schedulers.SweepRule`, for
-            which `grace_period` and `reduction_factor` do not count.
-        searcher: The source of configurations. "random" samples all of them at once. Optuna's samplers propose a batch
-            at a time, seeded by `tune(seed=...)`: "tpe", "gp" (a Gaussian process), "cma" (CMA-ES), and "qmc"
-            (scrambled Sobol points, which learn nothing). They need `hydro-rasda[searchers]`. Or a Ray Tune searcher,
-            such as `OptunaSearch(seed=0)`.
+            stops. "epsilon-net": "halving" for several metrics, where the trials that cover a Pareto front best
+            continue first (Schmucker et al. 2021). Or an object of your own subclass of
+            `hydro_rasda.schedulers.SweepRule`, which ignores `grace_period` and `reduction_factor`.
+        searcher: The source of configurations. "random", or None, samples all of them at once. Optuna's samplers
+            propose a batch at a time, seeded by `tune(seed=...)`: "tpe", "gp" (a Gaussian process), "cma" (CMA-ES), and
+            "qmc" (scrambled Sobol points, which learn nothing). They need `hydro-rasda[searchers]`. Or a Ray Tune
+            searcher, such as `OptunaSearch(seed=0)`.
         constraints: A dict of bounds, such as `{"macs": (None, 1e9)}`, or a function `fits(config)`. The values of the
-            dict may also be such functions. A configuration is drawn anew and never trained if it does not fit, or if
-            it breaks a bound of the full-size model's cost (see `metric` of `tune`). A trial that breaks a bound of a
-            metric loses against any trial that keeps it.
+            dict may also be such functions. A configuration that does not fit is never trained, and another one is
+            drawn. The same holds if it breaks a bound of the full-size model's cost (see `metric` of `tune`). A trial
+            that breaks a bound of a metric loses against any trial that keeps the bound.
         first: Configurations that are known to be good. They are tried first and count as samples. Keys that they leave
             out are sampled.
-        fusion: Most trials in one fused model. "auto" measures the fastest number, once on a machine. Measurements are
-            kept below HYDRO_RASDA_CACHE, or in the user's cache folder. In short sweeps on a CPU it is 20. Random
-            numbers do not depend on `fusion`, but the last digits of results do, because sums have another order.
+        fusion: Largest number of trials in one fused model. "auto" measures the fastest number, once on a machine.
+            Measurements are kept below HYDRO_RASDA_CACHE, or in the user's cache folder. In short sweeps on a CPU,
+            "auto" measures nothing and takes 20. Random numbers do not depend on `fusion`, but the last digits of
+            results do, because sums have another order.
         check_transfer: True to train 6 configurations at full size to the first milestone, and compare their ranking
             with that of their surrogates (`TuneResult.transfer`).
         repeats: Number of models that each configuration trains in the sweep, at the same time. Each has its own seed,
             which determines its initial weights, the order of its examples and its dropout. The mean of their scores
-            decides. At full size, a finalist trains one model for each 3 of `full_trainings`, such as 2 with
-            `full_trainings=6`: at least one, and at most `repeats`.
+            decides. At full size, a finalist trains one model for each 3 of `full_trainings`, but at least one and at
+            most `repeats`. For example, it trains two with `full_trainings=6`.
     """
 
     surrogate: float = 1 / 8
@@ -186,10 +187,10 @@ class RaceConfig(Part):
         ema: Horizon of an exponential average of weights and running statistics, as a share of a full training's steps.
             With `keep="best"`, the averaged weights are validated and kept, which takes memory for another copy. At
             milestones, the last step's weights are validated, too, as `METRIC_unaveraged`. These scores compare trials,
-            but the trial with the best averages continues, too. At the end, the unaveraged score counts, but is at most
+            but the trial with the best averages continues, too. At the end, the unaveraged score counts, but as at most
             15 % of the training's gain worse than the averages' score. If the last step's weights are better at the
             end, only they count and are handed back; the averages' score is then `METRIC_averaged`. With several
-            metrics, averages do not count, but are handed back. With `keep="last"`, or 0, nothing is averaged.
+            metrics, averages do not count, but are handed back. With `keep="last"` or `ema=0`, nothing is averaged.
         checkpoint_every: Epochs between checkpoints; None checkpoints at milestones only.
         grace_period: Epochs that every finalist gets before any is stopped; None for half of `max_t`, rounded up. From
             there, two finalists continue by default, and the one with the best averages (`ema`). Midway to the end, at
@@ -201,17 +202,17 @@ class RaceConfig(Part):
             gets sf times the workers.
         workers: Number of workers of a full-size trial before its first milestone. They share the configuration's
             batch. On this machine, workers are devices; if it has fewer devices than workers, these share the batch.
-        max_workers: Most workers of a trial. With 1, each device trains whole trials, so that results do not depend on
-            the number of devices. None: as many as the cluster, or this machine, holds; but 1 on this machine with
-            `workers=1`.
+        max_workers: Largest number of workers of a trial. With 1, each device trains whole trials, so that results do
+            not depend on the number of devices. None: as many as the cluster, or this machine, holds; but 1 on this
+            machine with `workers=1`.
         lr_rule: Factor of the learning rate when the workers, and so the global batch, grow by f (section 3.2):
             "linear" is f, "sqrt" its square root, "none" 1. It may also be a function of f. "auto" is linear for SGD,
             Adam and AdamW, as measured (benchmarks/results/large_batch.md), and sqrt for other adaptive optimizers.
-            "paper" is linear for SGD, and sqrt for all adaptive optimizers. Each change is reached over a warm-up of
-            `rescale_warmup_epochs` of the configuration, 1 by default.
-        grow: Number of workers with which a survivor continues. "due": all workers that it is due, as in the paper.
-            "efficient": the smaller of this number and an even share of the free workers. More workers must then pay by
-            `least_efficiency` and `batch_over_noise`.
+            "paper" is linear for SGD, and sqrt for all adaptive optimizers. Each change is reached over a warm-up. Its
+            length in epochs is the key `rescale_warmup_epochs` of the configuration, 1 by default.
+        grow: Number of workers with which a survivor continues. "due": sf times the workers at each milestone, as in
+            the paper. "efficient": the smaller of this number and an even share of the free workers. More workers must
+            then pay by `least_efficiency` and `batch_over_noise`.
         least_efficiency: With "efficient", a survivor gets more workers only if its parallel efficiency is above this;
             0 for any. The efficiency is `scaling_efficiency` in its history, measured by step times.
         batch_over_noise: With "efficient", the largest global batch of a survivor, as a multiple of its gradient noise
@@ -317,7 +318,7 @@ class TuneConfig:
         self._check_parts()
 
     def _check_parts(self) -> None:
-        """Raise ValueError if `sweep` or `race` has a wrong type, or does not go together with other settings."""
+        """Raise ValueError if `sweep` or `race` has a wrong type, or cannot be combined with other settings."""
         sweep, race, at_most = self.sweep, self.race, f"<= max_t ({self.max_t})"
         require(isinstance(sweep, SweepConfig), "sweep", sweep, "a `SweepConfig`")
         require(isinstance(race, RaceConfig), "race", race, "a `RaceConfig`")
@@ -337,7 +338,7 @@ class TuneConfig:
         require(one or race.workers == 1, "race.workers", race.workers, f"1 {several}: a device trains all of them")
 
     def plain(self) -> TuneConfig:
-        """Return settings without the user's objects (rule, searcher, `first`, functions).
+        """Return the settings without the user's objects (rule, searcher, `first`, functions).
 
         Other processes do not need these objects, and may be unable to load them.
         """
@@ -360,7 +361,7 @@ class TuneConfig:
         """Name of the metric's standard deviation over the models of a trial, if a trial trains several."""
         return f"{self.metric}_std"
 
-    @cached_property  # asked for at each arrival of a trial
+    @cached_property  # read whenever a trial arrives
     def comparison(self) -> Comparison:
         """The comparison of trials: by `metric`, or by all of several metrics, within the bounds."""
         spread: Spread = "epsilon-net" if self.sweep.rule == "epsilon-net" else "crowding"
@@ -388,7 +389,7 @@ class TuneConfig:
         return last_look(milestones(self.first_look, self.max_t, self.race.scaling_factor))
 
     def good_enough(self, score: float) -> bool:
-        """Return whether a score is as good as `stop_at`, so that the training of a full-size model may end."""
+        """Return whether a score has reached `stop_at`, so that the training of a full-size model may end."""
         if self.stop_at is None or not math.isfinite(score):
             return False
         return score <= self.stop_at if self.mode == "min" else score >= self.stop_at
@@ -399,12 +400,12 @@ class TuneConfig:
 
 
 def unaveraged(metric: str) -> str:
-    """Return the name of a metric for the last step's weights, if averaged weights count."""
+    """Return the name of a metric of the last step's weights. It is used if averaged weights count."""
     return f"{metric}_unaveraged"
 
 
 def averaged(metric: str) -> str:
-    """Return the name of a metric for averaged weights, if the last step's weights are better and count."""
+    """Return the name of a metric of averaged weights. It is used if the last step's weights are better and count."""
     return f"{metric}_averaged"
 
 

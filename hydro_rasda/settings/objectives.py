@@ -21,7 +21,7 @@ Fits = Callable[[Mapping[str, Any]], bool]
 """A constraint on configurations: a function that returns whether a configuration may be trained."""
 
 Constraints = Mapping[str, Bounds | Fits] | Fits
-"""A dict of bounds by metric and of functions of a configuration by any name; or one such function."""
+"""A function of a configuration; or a dict that maps metrics to bounds, and any names to such functions."""
 
 
 def split_metrics(metric: object, mode: object) -> tuple[str, Mode, Objectives]:
@@ -124,11 +124,11 @@ class Comparison:
 
     @property
     def by_place(self) -> bool:
-        """True if `places` orders trials, not a single score: with several metrics, or with bounds of metrics."""
+        """True with several metrics, or with bounds of metrics. Then `places` orders trials, not a single score."""
         return self.several or bool(self.of_training)
 
     def places(self, values: Mapping[int, Mapping[str, float]]) -> dict[int, float]:
-        """Return the place of each trial in the order of the trials, from 0; NaN if one of its values is missing.
+        """Return the place of each trial in their order, from 0 for the best; NaN if one of its values is missing.
 
         >>> Comparison((("val_loss", "min"),), {"val_gap": (None, 0.1)}).places(
         ...     {0: {"val_loss": 0.1, "val_gap": 0.3}, 1: {"val_loss": 0.9, "val_gap": 0.0}})
