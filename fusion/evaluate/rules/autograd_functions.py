@@ -6,7 +6,7 @@ once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock, local
 from typing import Any
@@ -27,7 +27,8 @@ class _Drawing(local):
 
 
 _here, _lock = _Drawing(), Lock()
-_torchs: Callable[..., Any] = vars(Function)["apply"].__func__
+_torchs: Any = vars(Function)["apply"]
+"""Torch's classmethod. It is written in Python up to torch 2.13, and in C since then."""
 _users: list[None] = []
 """One entry for each open block of any thread. The last block to end restores torch's `Function.apply`."""
 
@@ -51,7 +52,7 @@ def functions_member_by_member(streams: Streams) -> Iterator[None]:
         with _lock:
             _users.pop()
             if not _users:
-                Function.apply = classmethod(_torchs)  # type: ignore[method-assign, assignment]
+                Function.apply = _torchs  # type: ignore[method-assign]
 
 
 def _apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
@@ -59,11 +60,7 @@ def _apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
     has_rule = cls.generate_vmap_rule or cls.vmap is not Function.vmap
     follows = has_rule and cls.setup_context is not Function.setup_context
     calls = any(callable(x) and not isinstance(x, Tensor) for x in tree_leaves((args, kwargs)))
-    result = NotImplemented
+    result, own = NotImplemented, _torchs.__get__(None, cls)
     if _here.streams is not None and not follows and not calls:
-
-        def apply(*args: Any, **kwargs: Any) -> Any:
-            return _torchs(cls, *args, **kwargs)
-
-        result = fold(member_by_member(apply, _here.streams), args, kwargs, draws=True)
-    return _torchs(cls, *args, **kwargs) if result is NotImplemented else result
+        result = fold(member_by_member(own, _here.streams), args, kwargs, draws=True)
+    return own(*args, **kwargs) if result is NotImplemented else result
