@@ -88,7 +88,7 @@ def measure(task: Task, method: str, seed: int, folder: Path, *, timed: bool = T
 
 
 def trained_before(cell: dict[str, Any], folder: Path) -> dict[str, Any] | None:
-    """Return the results of training a cell's winner again from an earlier cell on the same kind of machine, or None."""
+    """Return an earlier cell's results of training the same winner again, on the same kind of machine, or None."""
     where, winner = cell["environment"], cell["winner"]
     for path in sorted(folder.glob(f"{cell['task']}-*-{cell['seed']}.json")):
         other = read(path)
