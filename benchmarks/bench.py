@@ -166,7 +166,7 @@ def _on_gpu(data: Path, minutes: float, again: bool) -> None:
         try:
             status = child.wait(seconds)
         except subprocess.TimeoutExpired:
-            _stop(child)  # what it has written so far stays
+            _stop(child)  # the rows that it has written so far stay
             return f"cut short after {seconds:.0f} s" if seconds >= PIECE_SECONDS else ""
         return "done" if status == 0 else f"failed with status {status}"
 

@@ -116,8 +116,8 @@ def find_readouts(module: nn.Module, params: Mapping[str, ParamWidth]) -> dict[s
     """Map each readout to the multiplier of its input, 1 / width_mult. A readout reads a width, but writes none.
 
     If a readout shares its weight with an embedding, only the input of the readout is scaled. If a parametrization
-    fixes the norm of the weight, the multiplier is sqrt(1 / width_mult), because the elements of the narrow weight, and
-    their changes, are already larger by the same factor.
+    fixes the norm of the weight, the multiplier is sqrt(1 / width_mult). The elements of the narrow weight, and their
+    changes, are then already larger by the same factor.
     """
     readouts = {}
     for name, layer, width in _layers(module, params):

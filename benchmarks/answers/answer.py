@@ -15,7 +15,7 @@ class Answer(NamedTuple):
     """A question, and the table that answers it.
 
     Attributes:
-        meaning: What the table means for a user, in a sentence.
+        meaning: The meaning of the table for a user, in a sentence.
         columns: Names of the columns.
         rows: Cells as the page shows them, the best row first.
         sources: Pages of the folder of results.

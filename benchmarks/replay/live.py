@@ -39,7 +39,7 @@ class Setup:
         validation: The validation score with which Ray's ASHA ended; higher is better.
         test: The test score of ASHA's winner; higher is better.
         margin: Standard deviation of a test score between two trainings.
-        live: Whether `tune` reached ASHA's validation score in that run; None if it did not run.
+        live: True if `tune` reached ASHA's validation score in that run, False if not; None if it did not run.
     """
 
     task: str
@@ -57,7 +57,7 @@ class Replayed:
 
     Attributes:
         cost: Cost in full trainings.
-        reached: Whether its validation score is as good as that of ASHA's winner.
+        reached: True if its validation score is as good as that of ASHA's winner.
         test: How much better its test score is than that of ASHA's winner, in standard deviations between seeds.
     """
 

@@ -133,7 +133,7 @@ Policy = Callable[[Search], int]
 
 
 def best_of(scores: Mapping[int, float], count: int) -> list[int]:
-    """Return the best `count` numbers, best first. Of equal scores, the lower number comes first."""
+    """Return the best `count` numbers, best first. If scores are equal, the lower number comes first."""
     return sorted(scores, key=lambda n: (-scores[n], n))[:count]
 
 
@@ -304,8 +304,8 @@ class Ladder(Tune):
         full_size: Number of the last heat's best trials that train at full size.
         look: Share of a training after which trials behind the leader stop if they are not worth the rest of their
             training. None: all train to the end. "race": trials are compared as often as in today's race.
-        margin: A trial trains at full size only if it is behind the best of the last heat by at most `margin` times
-            the usual change of scores in the second half of the heat.
+        margin: A trial trains at full size only if it is close to the best of the last heat. It may be behind by at
+            most `margin` times the usual change of scores in the second half of the heat.
         forecast: If True, expect at the look that scores will change as those of the narrow models did from there on.
     """
 

@@ -327,7 +327,7 @@ def seed_spread(table: Table, seeds: Sequence[int], split: Split = "validation",
 
 
 def best_first(scores: Floats) -> Ints:
-    """Return the places of scores, best first. Of equal scores, the lower place comes first, as in `tune`."""
+    """Return the places of scores, best first. If scores are equal, the lower place comes first, as in `tune`."""
     return np.argsort(-scores, kind="stable")
 
 

@@ -311,7 +311,7 @@ class Stated(NamedTuple):
 
     Attributes:
         probability: The stated probability that its winner would be the best of all finalists if all had gone on.
-        best: Whether it would have been the best.
+        best: True if it would have been the best.
     """
 
     probability: float

@@ -1,7 +1,7 @@
 """Tasks on small tables, which a wide model overfits.
 
-With so few examples, the split into validation and test examples matters much. Tasks whose names end in "splits"
-therefore have another split for each seed.
+The tables have few examples, so the split into validation and test examples matters much. Tasks whose names end in
+"splits" therefore have another split for each seed.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Task:
         held: Inputs, targets and weights; validation first, then test.
         optimizer: "sgd" or "adamw".
         max_t: Epochs of a full training.
-        reduced: Whether this is a smaller version, for a quick look.
+        reduced: True if this is a smaller version, for a quick look.
         device: The device on which its models train. Its data are loaded into main memory; `on_device` moves them.
         split: Number of the split of its examples. Most tasks have one split.
         choices: Hyperparameter -> its values, in addition to the space, or instead of those in the space.

@@ -261,7 +261,7 @@ OLDER: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
         lambda asked: asked.get("averaged") == "in comparisons, too"
     ),
 }
-"""What older defaults of `tune` did, in words -> a function that tells whether a cell's settings are these."""
+"""Older defaults of `tune`, in words -> a function that tells whether a cell's settings are these."""
 
 
 def _older(methods: Mapping[str, Sequence[Cell]], rows: Mapping[str, MethodRow]) -> str:
