@@ -44,7 +44,7 @@ ModelFn = Callable[[Any, float], nn.Module]
 
 @dataclass(frozen=True)
 class SurrogatePlan:
-    """Facts about a surrogate and its target with which `make_surrogate` need not build the target, as plain values.
+    """Plain values about a surrogate and its target, so that `make_surrogate` need not build the target.
 
     Attributes:
         params: Parameter name -> its shapes in the surrogate and in the target.
@@ -121,7 +121,7 @@ def make_surrogate(
 
 
 def plan_surrogate(model_fn: ModelFn, config: Config, width_ratio: float = 1 / 8) -> SurrogatePlan | None:
-    """Make a plan that saves `make_surrogate` from building the target.
+    """Make a plan with which `make_surrogate` need not build the target.
 
     The plan holds for all configurations with which `model_fn` builds the same shapes and initial distributions.
 

@@ -19,7 +19,7 @@ from surrogate.init_distributions import Law
 from surrogate.widths import ParamWidth
 
 _ENOUGH = 4096
-"""This number of elements gives a scale to about 1 %. If a parameter has fewer, several models are built."""
+"""From this number of elements, a scale is known to about 1 %. If a parameter has fewer, several models are built."""
 _MOST_BUILDS = 8
 
 

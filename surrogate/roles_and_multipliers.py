@@ -70,8 +70,8 @@ _RULES: dict[str, Callable[[InfShape], float]] = {
 def lr_multipliers(surrogate: nn.Module, optimizer: str) -> dict[str, float]:
     """Return the factor of each parameter's learning rate on a surrogate.
 
-    The numbers are those of `mup.MuSGD`, `mup.MuAdam` and `mup.MuAdamW`. With m the width multiplier
-    (surrogate over target, below 1):
+    The numbers are those of `mup.MuSGD`, `mup.MuAdam` and `mup.MuAdamW`. In this table, m is the width multiplier
+    (surrogate width over target width, below 1):
 
     | parameter                  | SGD, ASGD            | adaptive | Adafactor   |
     |----------------------------|----------------------|----------|-------------|
@@ -99,7 +99,7 @@ def lr_multipliers(surrogate: nn.Module, optimizer: str) -> dict[str, float]:
 
     Args:
         surrogate: A module from `make_surrogate` or `shrink`, or a deep copy of one.
-        optimizer: Name of one of these optimizers in lower case, such as "schedule_free_sgd"; "muon" or
+        optimizer: Name of one of these optimizers in lower case, such as "schedule_free_sgd". For Muon, "muon" or
             "muon.original".
 
     Returns:

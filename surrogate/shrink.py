@@ -221,7 +221,7 @@ def _runs(narrow: nn.Module, example_input: Any) -> bool:
 
 
 def _check_run(narrow: nn.Module, outputs: Mapping[str, Shape], example_input: Any) -> str:
-    """Return the digest of a narrow model's operators. Raise ValueError if it fails or its output shapes differ."""
+    """Return the digest of a narrow model's operators. Raise ValueError if it fails or has other output shapes."""
     running: list[str] = []
     handles = record_calls(narrow, running)
     try:

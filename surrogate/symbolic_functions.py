@@ -109,7 +109,7 @@ def _step(gates: int, x: Tensor, state: Sequence[Tensor], weights: Sequence[Tens
     if gates != _LSTM:
         return (hidden + state[0],)
     cell = hidden + state[1]
-    output = F.linear(cell, weights[-1]) if len(weights) % 2 else cell  # a third or fifth weight projects it
+    output = F.linear(cell, weights[-1]) if len(weights) % 2 else cell  # a third or fifth weight projects the cell
     return output + state[0], cell
 
 

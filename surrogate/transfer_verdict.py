@@ -30,9 +30,8 @@ class RankComparison:
 
     Attributes:
         rho: Spearman's rank correlation; NaN if one width gives all configurations the same rank.
-        regret: `regret[k]` compares two scores at the wide width: by how much is the best of the narrow model's top k
-            worse than the best of all configurations? 0 is perfect. Infinite if all of the top k diverged at either
-            width.
+        regret: `regret[k]` is the difference of two scores at the wide width: the best of the narrow model's top k,
+            and the best of all configurations. 0 is perfect. Infinite if all of the top k diverged at either width.
         tolerance: A regret up to this value counts as 0, for example the seed-to-seed spread of the wide model.
         top_k: Number of configurations that move on to the wide model.
         verdict: `"trusted"`: rho is at least 0.8 and the regret of the top k is within the tolerance.

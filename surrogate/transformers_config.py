@@ -25,7 +25,7 @@ def narrow_by_config(module: nn.Module, width_ratio: float) -> nn.Module | None:
     try:
         with torch.random.fork_rng(devices=[]):
             narrow: nn.Module = type(module)(narrow_config(config, width_ratio))
-    except Exception:  # a wrapper with its base model's configuration, or sizes that this family ties in another way
+    except Exception:  # a wrapper has its base model's configuration, or this family ties sizes in another way
         return None
     if dict(narrow.named_parameters()).keys() != dict(module.named_parameters()).keys():
         return None
@@ -100,7 +100,7 @@ def narrow_config(config: Any, width_ratio: float) -> Any:
         narrow.hidden_sizes = [_ceil(size * width_ratio) for size in config.hidden_sizes]
         narrow.embedding_size = _ceil(config.embedding_size * width_ratio)
         return narrow
-    if isinstance(config.num_attention_heads, list | tuple):  # Swin's stages, which double heads and width
+    if isinstance(config.num_attention_heads, list | tuple):  # Swin, in which each stage doubles heads and width
         first = config.num_attention_heads[0]
         actual = _ceil(first * width_ratio) / first
         narrow.num_attention_heads = [_ceil(heads * actual) for heads in config.num_attention_heads]

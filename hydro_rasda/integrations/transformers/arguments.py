@@ -85,7 +85,7 @@ _REASONS = {
 
 
 def unfollowed(args: TrainingArguments) -> tuple[list[str], list[str]]:
-    """Return the reasons for which arguments are refused, and the names of changed arguments that have no effect."""
+    """Return the reasons why arguments are refused, and the names of changed arguments that have no effect."""
     default, refused, idle = type(args)(output_dir=args.output_dir, use_cpu=args.use_cpu), [], []
     for name in (field.name for field in dataclasses.fields(args)):
         value = getattr(args, name)
@@ -116,7 +116,7 @@ def _values_refused(args: TrainingArguments) -> list[str]:
 
 
 def metrics_refused(args: TrainingArguments) -> list[str]:
-    """Return the reasons for which arguments about `compute_metrics` are refused."""
+    """Return the reasons why arguments about `compute_metrics` are refused."""
     refused = []
     if args.batch_eval_metrics:
         refused.append("batch_eval_metrics=True: compute_metrics is given the whole validation set")
@@ -202,7 +202,7 @@ def to_known(config: Any, args: TrainingArguments) -> Any:
 def to_space(space: Mapping[str, Any], args: TrainingArguments) -> tuple[dict[str, Any], list[str]]:
     """Convert a space over training arguments to a space of `tune`, in which other arguments are constants.
 
-    Returns the space, and the reasons for which names or values are refused.
+    Returns the space, and the reasons why names or values are refused.
     """
     made, refused = _translated(space, args)
     return with_defaults(made, {key: to_key(name, args, vars(args)[name]) for name, key in KEYS.items()}), refused

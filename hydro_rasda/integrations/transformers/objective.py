@@ -203,7 +203,7 @@ def trainer_objective(args: TrainingArguments, predictions: Predictions | None =
 
 
 def schedules_refused(args: TrainingArguments, searched: Sequence[Any]) -> list[str]:
-    """Return the reasons for which kinds of schedules do not accept `lr_scheduler_kwargs`.
+    """Return the reasons why kinds of schedules do not accept `lr_scheduler_kwargs`.
 
     The kinds are the `searched` ones. If there are none, the arguments name the kind.
     """

@@ -220,7 +220,7 @@ _DECIDED = "the training arguments and data sets decide it"
 def _refused(
     args: TrainingArguments, race: RaceConfig, options: Mapping[str, Any], data: Mapping[str, Any]
 ) -> list[str]:
-    """Return the reasons for which arguments of `tune` and data sets conflict with the training arguments."""
+    """Return the reasons why arguments of `tune` and data sets conflict with the training arguments."""
     refused = [f"{name}=: {_DECIDED}" for name in options if name in DECIDED]
     if race.keep == "last" and args.load_best_model_at_end:
         refused.append("race.keep='last': load_best_model_at_end=True says otherwise")
