@@ -34,11 +34,11 @@ PIECE_SECONDS = 480.0
 
 
 class Bench(NamedTuple):
-    """A benchmark in short, or in part.
+    """A short version or a part of a benchmark.
 
     Attributes:
         command: Module and options; `{out}` is the folder of results.
-        needs: A file below the folder of data sets, without which it is left out; "" where it needs none.
+        needs: A file below the folder of data sets, without which the benchmark is left out; "" if it needs none.
     """
 
     command: str
@@ -73,23 +73,23 @@ ON_GPU = (
         for method in ("tune", "ray_asha")
     ),
 )
-"""Those that say most in the least time come first."""
+"""Benchmarks that say most in the least time come first."""
 STAND_IN = (
     Bench("fusion_cuda --device cpu --cases mlp --precisions fp32 --widths 1 8 --out {out}"),
     Bench("vs_asha --quick --tasks digits --methods tune ray_asha --seeds 0 --data {out} --out {out}/vs_asha"),
 )
-"""The same code where there is no GPU."""
+"""Small cases that run the same code if there is no GPU."""
 
 
 def _how(step: Bench, data: Path, out: Path) -> dict[str, Any]:
-    """Return what `subprocess` is to be told of a step."""
+    """Return the arguments with which `subprocess` runs a step."""
     module, *options = step.command.format(out=out).split()
     environment = {**os.environ, "HYDRO_RASDA_DATA": str(data.resolve())}
     return {"args": [sys.executable, "-m", f"benchmarks.{module}", *options], "env": environment}
 
 
 def run(steps: Sequence[Bench], data: Path, out: Path) -> list[str]:
-    """Run steps one after another; say which were left out, and why."""
+    """Run steps one after another. Return which were left out, and why."""
     left_out = []
     for step in steps:
         if step.needs and not (data / step.needs).exists():
@@ -110,11 +110,14 @@ def resume(
     may_begin: Callable[[], bool],
     missing: Callable[[str], bool],
 ) -> list[str]:
-    """Do what is not done yet.
+    """Do the steps that are not done yet.
 
     Args:
-        device: The device that they run on; on another one they are done anew.
-        do: Does a step, and says how that ended; "" where it is to be done again.
+        device: The device on which steps run. Steps that were done on another device are done again.
+        log: The file that says which steps are done.
+        do: Does a step, and returns how it ended; "" if the step must be done again.
+        may_begin: Returns whether there is time to begin a step.
+        missing: Returns whether this file is missing from the folder of data sets.
 
     Returns:
         Commands that wait for the next call.
@@ -138,7 +141,7 @@ def resume(
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
-    """End a benchmark and its own processes; as by Ctrl-C, so that Ray's end, too."""
+    """End a benchmark and its processes as Ctrl-C does, so that Ray's processes end, too."""
     os.killpg(child.pid, signal.SIGINT)
     try:
         child.wait(30)
@@ -163,7 +166,7 @@ def _on_gpu(data: Path, minutes: float, again: bool) -> None:
         try:
             status = child.wait(seconds)
         except subprocess.TimeoutExpired:
-            _stop(child)  # what it has written so far stays
+            _stop(child)  # the rows that it has written so far stay
             return f"cut short after {seconds:.0f} s" if seconds >= PIECE_SECONDS else ""
         return "done" if status == 0 else f"failed with status {status}"
 

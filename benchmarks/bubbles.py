@@ -71,7 +71,7 @@ class Host:
         self._x = torch.randint(TOKENS, (micro_batches * EXAMPLES, LENGTH), generator=torch.Generator().manual_seed(0))
 
     def step(self) -> float:
-        """Seconds of a step, the update included."""
+        """Do a step and its update, and return the seconds that they took."""
         began, losses = time.perf_counter(), list[Tensor]()
         self.schedule.step(*[self._x] if self.rank == 0 else [], target=self._x, losses=losses)
         self._optimizer.step()
@@ -81,14 +81,14 @@ class Host:
         return seconds
 
     def agree(self, value: float, operation: Any = dist.ReduceOp.MIN) -> float:
-        """The least of what the ranks say."""
+        """Reduce a value over the ranks, by default to the least."""
         values = torch.tensor(value, dtype=torch.float64)
         dist.all_reduce(values, operation)
         return float(values)
 
 
 def compared(rank: int, port: int, micro_batches: int, source: Path, out: Path) -> None:
-    """A host's blocks with guests and without, in turn."""
+    """Train a host in blocks of steps, in turn with guests and without, and write the times of both."""
     host, rows = Host(rank, port, micro_batches), list[Row]()
     with hydro_rasda.bubbles.bubbles(host.schedule, source) as guest:
         while not host.agree(guest.working):
@@ -112,7 +112,7 @@ def compared(rank: int, port: int, micro_batches: int, source: Path, out: Path) 
 
 
 def plain(rank: int, port: int, micro_batches: int, steps: int, out: Path) -> None:
-    """The same host by itself."""
+    """Train the same host without this library, and write its losses."""
     host = Host(rank, port, micro_batches)
     for _ in range(steps):
         host.step()
@@ -121,7 +121,7 @@ def plain(rank: int, port: int, micro_batches: int, steps: int, out: Path) -> No
 
 
 def until_over(rank: int, port: int, source: Path, over: Event) -> None:
-    """A host that trains for as long as there is a sweep."""
+    """Train a host until the sweep is over."""
     host = Host(rank, port, 4)
     with hydro_rasda.bubbles.bubbles(host.schedule, source):
         while host.agree(not over.is_set()):
@@ -130,7 +130,7 @@ def until_over(rank: int, port: int, source: Path, over: Event) -> None:
 
 
 def ranks(target: Callable[..., None], *arguments: Any) -> list[Any]:
-    """Start two processes."""
+    """Start `target` in two processes, the ranks of a host."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     spawn = multiprocessing.get_context("spawn")
@@ -141,13 +141,13 @@ def ranks(target: Callable[..., None], *arguments: Any) -> list[Any]:
 
 
 def model_fn(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
-    """An MLP of 8 x 8 pixels."""
+    """Build an MLP for images of 8 x 8 pixels."""
     width = round(512 * width_ratio)
     return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
 
 
 def tune(folder: str | Path, name: str, **arguments: Any) -> hydro_rasda.TuneResult:
-    """The sweep: classifiers of digits, two groups of 16 at a time."""
+    """Sweep classifiers of digits, in fused groups of 16."""
     digits = load_digits()
     x, y = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
     torch.set_num_threads(2)
@@ -171,14 +171,14 @@ def tune(folder: str | Path, name: str, **arguments: Any) -> hydro_rasda.TuneRes
 
 
 def for_ever(source: str, folder: str) -> None:
-    """Sweep in the bubbles of the hosts that come to `source`, in a process that takes what nobody else needs."""
+    """Sweep in the bubbles of the hosts that come to `source`, in a process of the lowest priority."""
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     rungs = hydro_rasda.SweepConfig(grace_period=3000, fusion=16)
     tune(folder, "sweep", max_t=9000, sweep=rungs, backend=hydro_rasda.bubbles.BubbleBackend(source))
 
 
 def slowdown(micro_batches: int) -> Row:
-    """What guests cost a host, and what they get."""
+    """Measure by how much guests slow a host, and which share of its bubbles they use."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         code = f"from benchmarks.bubbles import for_ever; for_ever({str(folder / 's')!r}, {name!r})"
@@ -190,7 +190,7 @@ def slowdown(micro_batches: int) -> Row:
             tuner.kill()
             tuner.wait()
         found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
-    # A step is over on both ranks when it is on the slower one: the first, whose backward pass is the last.
+    # A step is over when it is over on the slower rank. This is the first rank, because its backward pass comes last.
     first: list[Row] = found[0]["rows"]
     pairs = [median(pair["with"]["seconds"]) / median(pair["without"]["seconds"]) for pair in first]
     means = [sum(pair["with"]["seconds"]) / sum(pair["without"]["seconds"]) for pair in first]
@@ -210,7 +210,7 @@ def slowdown(micro_batches: int) -> Row:
 
 
 def identical(row: Row) -> Row:
-    """Whether the host by itself has the same losses, to the last bit; the row then has no more need of them."""
+    """Replace the losses of a row by whether the host by itself has the same losses, to the last bit."""
     losses = row.pop("losses")
     with tempfile.TemporaryDirectory() as name:
         for process in ranks(plain, row["micro_batches"], 60, Path(name)):
@@ -220,7 +220,7 @@ def identical(row: Row) -> Row:
 
 
 def wholly_in_bubbles() -> Row:
-    """A sweep of 64 trials in the bubbles, and the same alone."""
+    """Run a sweep of 64 trials alone, then in the bubbles, and compare times and results."""
     with tempfile.TemporaryDirectory() as name:
         folder, found = Path(name), {}
         over = multiprocessing.get_context("spawn").Event()
@@ -242,7 +242,7 @@ def wholly_in_bubbles() -> Row:
 
 
 def page(result: dict[str, Any]) -> str:
-    """The tables."""
+    """Return the tables as Markdown."""
     rows = []
     for part in (part for key, part in sorted(result.items()) if key != "sweep"):
         pairs = ", ".join(f"{100 * (pair - 1):+.1f}" for pair in part["pairs"])

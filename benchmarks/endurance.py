@@ -41,32 +41,32 @@ _OF_RAY = (
     "ray/_private/runtime_env/agent/main.py",
     "ray/dashboard/agent.py",
 )
-"""In the commands of Ray's own processes: of agents, and of those that are still starting, and have no other name."""
+"""Ends of the commands of Ray's own processes: of agents, and of workers that still start and have no name yet."""
 
 
 class ProcessGroup:
-    """The processes of a run: its driver, those that it forked, and on Ray actors, fork servers and ranks."""
+    """The processes of a run: its driver, the children of the driver, and on Ray actors, fork servers and ranks."""
 
     def __init__(self, driver: psutil.Process) -> None:
         self._driver = driver
         self._seen: set[psutil.Process] = set()
         self.agents: set[psutil.Process] = set()
-        """Of Ray's own, which look for the processes that they serve now and then, and end half a minute after them;
-        and workers that Ray has started and that have not taken work yet, which look once they are ready."""
+        """Ray's own processes. They look now and then for the processes that they serve, and end half a minute after
+        them. Workers that have not taken work yet are among them; they look once they are ready."""
 
     def note(self) -> dict[str, list[psutil.Process]]:
-        """Those that there are now, by what they are."""
+        """Return the processes that run now, by kind."""
         found: dict[str, list[psutil.Process]] = {"driver": [self._driver], "child": [], "actor": [], "rank": []}
         others = self._driver.children(recursive=True) if self._driver.is_running() else []
         pids = {str(other.pid) for other in others}
         for other in psutil.process_iter(["cmdline"]):
             words = other.info["cmdline"] or [""]
             if "hydro_rasda.backends.ray.fork_server" in words and words[-1] in pids:
-                found["rank"].append(other)  # forked of the fork server, or that itself
+                found["rank"].append(other)  # forked by the fork server, or the fork server itself
         for other in others:
             with contextlib.suppress(psutil.NoSuchProcess):
                 words = other.cmdline() or [""]
-                if any(word.strip().endswith(_OF_RAY) for word in words):  # not raylet, which only names them
+                if any(word.strip().endswith(_OF_RAY) for word in words):  # excludes raylet, which only names them
                     self.agents.add(other)
                 elif words[0].startswith("ray::") and "IDLE" not in words[0]:
                     found["actor"].append(other)
@@ -76,7 +76,7 @@ class ProcessGroup:
         return found
 
     def kill_one(self, rng: random.Random) -> str:
-        """Kill one of them; what it was."""
+        """Kill a random process, and return its kind."""
         found = {kind: those for kind, those in self.note().items() if those}
         kind = rng.choice(sorted(found))
         try:
@@ -86,12 +86,12 @@ class ProcessGroup:
         return kind
 
     def left(self) -> int:
-        """How many of those that were seen still live seconds after the driver has ended."""
+        """Count the processes seen so far that do not end within 15 seconds after the driver."""
         return count_alive(self._seen - self.agents, 15)
 
 
 def count_alive(processes: Iterable[psutil.Process], seconds: float) -> int:
-    """How many of these there are after so long; which, is printed."""
+    """Count the processes that are still alive after `seconds`, and print their commands."""
     _, late = psutil.wait_procs(processes, timeout=seconds)
     alive = 0
     for other in late:
@@ -104,7 +104,7 @@ def count_alive(processes: Iterable[psutil.Process], seconds: float) -> int:
 
 FILE = "endurance.json"
 GROWTH = 0.05
-"""Memory may grow by this share from the second quarter of the readings to the last: the allocator settles."""
+"""Memory may grow by this share from the second quarter of the readings to the last, while the allocator settles."""
 
 _GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(256, 16, generator=_GENERATOR)
@@ -112,13 +112,13 @@ Y = X[:, :4].argmax(1)
 
 
 def model_fn(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
-    """A small MLP with dropout."""
+    """Build a small MLP with dropout."""
     width = int(64 * width_ratio)
     return nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Dropout(config["dropout"]), nn.Linear(width, 4))
 
 
 def search(folder: Path, name: str, **changes: Any) -> TuneResult:
-    """A search of a second or two."""
+    """Run a search of a second or two."""
     space = {"lr": loguniform(1e-3, 1), "dropout": uniform(0.0, 0.3), "optimizer": choice(["sgd", "adamw"])}
     settings = {
         "num_samples": 12,
@@ -131,7 +131,7 @@ def search(folder: Path, name: str, **changes: Any) -> TuneResult:
 
 
 def held(folder: Path) -> dict[str, float]:
-    """What this process holds now."""
+    """Return the resources that this process holds now."""
     process = psutil.Process()
     return {
         "MB": process.memory_info().rss / 1e6,
@@ -143,18 +143,18 @@ def held(folder: Path) -> dict[str, float]:
 
 
 def flat(readings: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """For each quantity, its median in the second and in the last quarter of the readings, and whether it stayed."""
+    """Return each quantity's median in the second and the last quarter of the readings, and which quantities grew."""
     quarter = max(1, len(readings) // 4)
     parts = readings[quarter : 2 * quarter], readings[-quarter:]
     found = {name: [round(median(r[name] for r in part), 1) for part in parts] for name in readings[0]}
-    # Of countable things, one more or less is under way when a reading is taken.
+    # Counts may differ by one, because something may be under way when a reading is taken.
     most = {name: before * (1 + GROWTH) if name == "MB" else before + 1 for name, (before, _) in found.items()}
     grown = [name for name, (_, after) in found.items() if after > most[name]]
     return {"second and last quarter": found, "grown": grown}
 
 
 def searches(count: int, seconds: float, earlier: Row) -> Row:
-    """One search after another in this process, as far as the time goes."""
+    """Run searches one after another in this process, up to `count` or until the time is over."""
     until, readings = time.monotonic() + seconds, list[dict[str, float]]()
     with tempfile.TemporaryDirectory() as folder, temporary(Path(folder, "tmp")) as files:
         while len(readings) < count and time.monotonic() < until:
@@ -164,7 +164,7 @@ def searches(count: int, seconds: float, earlier: Row) -> Row:
 
 
 def trials(count: int, seconds: float, earlier: Row) -> Row:
-    """One search of many trials, read at each group that is over; a time budget ends it."""
+    """Run one search of many trials, and take a reading after each group. A time budget ends the search."""
     readings = list[dict[str, float]]()
     with tempfile.TemporaryDirectory() as folder, temporary(Path(folder, "tmp")) as files:
         checkpoints = Path(folder, "run", "checkpoints")
@@ -183,21 +183,21 @@ def trials(count: int, seconds: float, earlier: Row) -> Row:
         left = len(list(checkpoints.glob("*.pt")))
     begun = sum(trial.status != "not begun" for trial in result.trials)
     told = flat(readings)
-    # Each group that is to go on keeps one.
+    # Each group that will go on keeps a checkpoint, so their number may grow.
     told["grown"] = [name for name in told["grown"] if name != "checkpoints"]
     most = max(reading["checkpoints"] for reading in readings)
     return {"trials": begun, "checkpoints at most": most, "checkpoints left": left, **told}
 
 
 def kills(count: int, seconds: float, earlier: Row, on_ray: bool = False) -> Row:
-    """Runs that are killed at random moments until they end, and whether they found what an unbroken one did."""
+    """Kill runs at random moments, and start them again until they end. Compare them with an unbroken run."""
     count -= (before := sum(earlier.get("kills", {}).values()))
     rng, until = random.Random(before), time.monotonic() + seconds
     killed, orphans, agents = Counter[str](), 0, set[psutil.Process]()
-    with tempfile.TemporaryDirectory(prefix="e-") as name:  # Ray's sockets lie in it, whose paths may not be long
+    with tempfile.TemporaryDirectory(prefix="e-") as name:  # it holds Ray's sockets, whose paths must be short
         folder = Path(name)
         (folder / "tmp").mkdir()
-        for run in ("warm", "whole"):  # the first measures how wide groups are best, and reads torch from the disk
+        for run in ("warm", "whole"):  # the first one measures the best width of groups, and reads torch from the disk
             started = time.monotonic()
             _started(folder, run, on_ray).wait()
         usual, whole = time.monotonic() - started, _found(folder / "whole")
@@ -226,13 +226,13 @@ def kills(count: int, seconds: float, earlier: Row, on_ray: bool = False) -> Row
 
 
 def kills_on_ray(count: int, seconds: float, earlier: Row) -> Row:
-    """The same on a Ray cluster of two workers: its actors, and the ranks of the finalist that has both at the end."""
+    """Do the same on a Ray cluster of two workers. Its actors are killed, too, and the ranks of the last finalist."""
     return kills(count, seconds, earlier, on_ray=True)
 
 
 ON_RAY: dict[str, Any] = {
     "backend": RayBackend(resources_per_worker={"CPU": 1}),
-    # With one finalist and trials that train each by itself, nothing depends on who is first.
+    # With one finalist, and trials that train by themselves, nothing depends on which process is first.
     "sweep": SweepConfig(surrogate=1, fusion=1),
     "race": RaceConfig(top_k=1, checkpoint_every=1, grace_period=3, max_workers=2),
 }
@@ -246,7 +246,7 @@ def _started(folder: Path, name: str, on_ray: bool) -> subprocess.Popen[bytes]:
 
 
 def _found(folder: Path) -> tuple[Any, ...]:
-    """All of what a run found, weights included, as values to compare."""
+    """Return all results of a run, weights included, as values to compare."""
     result = load(folder)
     weights = {name: value.tolist() for name, value in result.best_model(model_fn=model_fn).state_dict().items()}
     return result.best_config, result.best_metric, [(t.status, t.history) for t in result.trials], weights
@@ -254,7 +254,7 @@ def _found(folder: Path) -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def temporary(folder: Path) -> Any:
-    """A folder for temporary files of its own, in which what is left behind is seen."""
+    """Use a separate folder for temporary files, so that files that are left behind can be seen."""
     folder.mkdir()
     before, tempfile.tempdir = tempfile.tempdir, str(folder)
     try:
@@ -272,7 +272,7 @@ MEASURES = {
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table."""
+    """Return the table as Markdown."""
     about, rows = result["environment"], []
     where = f"{about['cpu']}, {about['cores']} cores, Python {about['python']}, torch {about['versions']['torch']}."
     for name, row in result["rows"].items():

@@ -1,4 +1,4 @@
-"""CPU seconds that a program spends on this library: its import, and all but training in a whole script."""
+"""Measure the CPU seconds that a program spends on this library: on its import, and in a script outside training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PROGRAM = Path(__file__).parents[1] / "examples" / "digits.py"
 
 
 def imports(repeats: int = 7) -> Numbers:
-    """CPU seconds of `from hydro_rasda import tune` in a process that has imported torch."""
+    """Measure the CPU seconds of `from hydro_rasda import tune` in a process that has imported torch."""
     with tempfile.TemporaryDirectory() as folder:
         pairs = [[_cpu_of(code, folder) for code in _BEYOND_TORCH] for _ in range(repeats + 1)]
     return {"s of CPU": median(with_tune - torch_alone for torch_alone, with_tune in pairs[1:])}
@@ -44,21 +44,21 @@ def timed(*arguments, **named):
 
 full_size.train_epochs = group_training.train_epochs = timed
 """
-"""Notes the CPU seconds of each epoch, in whichever process it trains."""
+"""Code that notes the CPU seconds of each epoch, in whichever process the epoch trains."""
 
 
 @cache
 def script(repeats: int = 5) -> Numbers:
-    """CPU seconds of the program on the first page of the guides, from `python` to its end, and of its parts.
+    """Measure the CPU seconds of the program on the first page of the guides, from its start to its end, and by part.
 
-    Imports are processes that do nothing else. Training is that of epochs, validation included. The rest is what this
-    library costs.
+    Imports are measured in processes that do nothing else. The time of training is that of epochs, validation included.
+    The rest is the cost of this library.
     """
     return _medians([_parts_of(first_program()) for _ in range(repeats + 1)][1:])
 
 
 def of_script(part: str) -> Numbers:
-    """CPU seconds of a part of that program, in the same runs."""
+    """Return the CPU seconds of one part of that program, from the runs of `script`."""
     return {"s of CPU": script()[part]}
 
 
@@ -67,12 +67,12 @@ def _medians(runs: Sequence[Numbers]) -> Numbers:
 
 
 def first_program() -> str:
-    """The first program of the guides."""
+    """Return the first program of the guides."""
     return _PROGRAM.read_text()
 
 
 def _parts_of(program: str) -> Numbers:
-    """CPU seconds of a program that calls `tune`, by part; measurements of earlier runs are not at hand."""
+    """Measure the CPU seconds of a program that calls `tune`, by part, without measurements of earlier runs."""
     lines = program.splitlines()
     imports = "\n".join(line for line in lines if line.startswith(("import ", "from ")) and "hydro_rasda" not in line)
     with tempfile.TemporaryDirectory() as folder:
@@ -84,7 +84,7 @@ def _parts_of(program: str) -> Numbers:
 
 
 def _cpu_of(code: str, folder: str) -> float:
-    """CPU seconds of a process and its children; the first of several may compile what it imports."""
+    """Measure the CPU seconds of a process and its children. The first of several may compile imported modules."""
     keeps = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = {**keeps, "OMP_NUM_THREADS": "1", "HYDRO_RASDA_CACHE": folder}

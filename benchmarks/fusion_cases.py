@@ -1,4 +1,4 @@
-"""The models that fusion is measured on: what trains, on which batch, and by how much it should gain."""
+"""The models on which fusion is measured, each with its batch, its loss and its optimizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Case:
-    """One model: `loss(model, batch)` is what a trial minimizes, `config` its optimizer (the rate varies)."""
+    """One model. A trial minimizes `loss(model, batch)` with the optimizer of `config`; its learning rate varies."""
 
     name: str
     title: str
@@ -24,7 +24,7 @@ class Case:
     config: dict[str, Any]
 
     def trials(self, count: int, seed: int) -> tuple[list[nn.Module], list[dict[str, Any]]]:
-        """Models with initial weights of their own, and learning rates spread over a factor of 10."""
+        """Return models with different initial weights, and configurations with learning rates over a factor of 10."""
         torch.manual_seed(seed)
         rates = [10 ** (k / max(count - 1, 1)) for k in range(count)]
         configs = [{**self.config, "lr": self.config["lr"] * rate} for rate in rates]
@@ -32,30 +32,30 @@ class Case:
 
 
 def classify(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Cross-entropy of class scores [N, C]."""
+    """Return the cross-entropy of class scores [N, C]."""
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
 def next_token(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Cross-entropy of scores [N, T, V] for the tokens [N, T + 1]."""
+    """Return the cross-entropy of scores [N, T, V] for the tokens [N, T + 1]."""
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def next_token_gpt2(model: Any, tokens: Tensor) -> Tensor:
-    """`next_token` for a model of `transformers`."""
+    """Return the loss of `next_token` for a model of `transformers`."""
     scores = model(input_ids=tokens[:, :-1], use_cache=False).logits
     return F.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def mlp() -> nn.Module:
-    """784-32-32-10."""
+    """Build an MLP 784-32-32-10."""
     sizes = (784, 32, 32, 10)
     layers = [layer for i, o in pairwise(sizes) for layer in (nn.Linear(i, o), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
 
 
 class Transformer(nn.Module):
-    """Two layers of width 32 with 4 heads, 1000 words, causal, no dropout."""
+    """A causal transformer: two layers of width 32 with 4 heads, 1000 words, no dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,14 +67,14 @@ class Transformer(nn.Module):
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(32), persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens [N, T] to scores [N, T, V]."""
+        """Map tokens [N, T] to scores [N, T, V]."""
         x = self.layers(self.words(tokens) + self.places, mask=self.mask, is_causal=True)
         scores: Tensor = self.readout(x)
         return scores
 
 
 def conv() -> nn.Module:
-    """Two convolutions, 8 and 16 channels, each with BatchNorm, ReLU and max-pooling, on 28 x 28 pixels."""
+    """Build two convolutions, 8 and 16 channels, each with BatchNorm, ReLU and max-pooling, on 28 x 28 pixels."""
     blocks = [
         layer
         for i, o in ((1, 8), (8, 16))
@@ -98,13 +98,13 @@ class ResidualBlock(nn.Module):
             self.shortcut = nn.Sequential(narrow, nn.BatchNorm2d(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, C, H, W] to [N, channels, H/stride, W/stride]."""
+        """Map [N, C, H, W] to [N, channels, H/stride, W/stride]."""
         out = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
         return F.relu(out + self.shortcut(x))
 
 
 def resnet18(width: int = 8) -> nn.Module:
-    """ResNet-18 for 32 x 32 pixels: `width` channels at first, 64 in the original."""
+    """Build a ResNet-18 for 32 x 32 pixels, whose first layer has `width` channels (64 in the original)."""
     layers: list[nn.Module] = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
     channels_in = width
     for stage, stride in enumerate((1, 2, 2, 2)):
@@ -115,7 +115,7 @@ def resnet18(width: int = 8) -> nn.Module:
 
 
 def lora_gpt2() -> nn.Module:
-    """Adapters of rank 4 on the attention of a frozen GPT-2: 4 layers of width 128, 1000 words, no dropout."""
+    """Build adapters of rank 4 on the attention of a frozen GPT-2: 4 layers of width 128, 1000 words, no dropout."""
     from peft import LoraConfig, get_peft_model
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -131,12 +131,12 @@ def lora_gpt2() -> nn.Module:
 
 
 def images(samples: int, *shape: int) -> Callable[[torch.Generator], tuple[Tensor, Tensor]]:
-    """Random images and classes."""
+    """Return a function that draws random images and classes."""
     return lambda g: (torch.randn(samples, *shape, generator=g), torch.randint(0, 10, (samples,), generator=g))
 
 
 def tokens(samples: int, length: int) -> Callable[[torch.Generator], Tensor]:
-    """Random tokens [samples, length + 1], the last only a label."""
+    """Return a function that draws random tokens [samples, length + 1], of which the last is only a label."""
     return lambda g: torch.randint(0, 1000, (samples, length + 1), generator=g)
 
 

@@ -37,12 +37,12 @@ NARROW = ("mlp", "transformer", "resnet18")
 HOW = {"eager": "eager", "graph": "whole step as a CUDA graph", "compile": "torch.compile of the objective"}
 
 WARM_UP = 5
-"""Steps before any is measured: by then a step is recorded, where it can be."""
+"""Steps before the measurement. By then, a step is recorded as a CUDA graph if it can be."""
 
 
 @dataclass
 class TimedStep:
-    """A step on one batch, `graph` of which is recorded, if any is."""
+    """A step on one batch. If there is a `graph`, it runs the step as a recorded CUDA graph."""
 
     learn: Callable[[Any], None]
     batch: Any
@@ -55,7 +55,7 @@ class TimedStep:
 class WorkCounter(TorchDispatchMode):
     """Sum up the FLOP of all operators, and the sizes of their inputs and outputs.
 
-    Torch's `FlopCounterMode` follows modules as well, which it cannot below `torch.func.vmap`.
+    Torch's `FlopCounterMode` also tracks modules, which fails inside `torch.func.vmap`.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class WorkCounter(TorchDispatchMode):
 
 
 def cases() -> list[tuple[Case, Case]]:
-    """(what is fused, what trains alone at full width). The small models are compared with themselves."""
+    """Return pairs of the case that is fused and the case that trains alone; for small models, both are the same."""
     resnet = Case("resnet18", "ResNet-18", resnet18, images(BATCH, 3, 32, 32), classify, SGD)
     others = [case for case in CASES if case.name in ("mlp", "transformer")]
     return [(resnet, replace(resnet, make=lambda: resnet18(64))), *((case, case) for case in others)]
@@ -82,9 +82,10 @@ def cases() -> list[tuple[Case, Case]]:
 def measure(
     narrow: Case, wide: Case, plan: Sequence[tuple[int, str]], precision: str, device: torch.device, before: list[Row]
 ) -> Iterator[Row]:
-    """The full-width model alone, then K fused, by a plan of K and ways to run a step, less what was measured `before`.
+    """Measure the full-width model alone, then K fused models, for each (K, way to run a step) of `plan`.
 
-    Seconds are per step, of all members; `gain` is full width alone over one trial of K.
+    Rows that were measured `before` are not measured again. Seconds are those of a step of all members. `gain` is the
+    time of the full-width model alone over the time per fused trial.
     """
     batch, name = _to(narrow.batch(torch.Generator().manual_seed(SEED)), device), f"{narrow.name}, full width alone"
     known = {(row["case"], row["K"], row["how"]): row for row in before if row["precision"] == precision}
@@ -101,7 +102,7 @@ def measure(
 
 
 def _flops(case: Case, precision: str, device: torch.device, batch: Any) -> int:
-    """Operations of one member's step alone: of K fused, torch's formula counts each group with all channels."""
+    """Count the operations of one member's step alone, because torch's formula overcounts grouped convolutions."""
     return _work(_step(case, 1, precision, "eager", device, batch, fused=False))[0]
 
 
@@ -120,12 +121,12 @@ def _row(
             _synchronized(step, device)
         if step.graph is not None and not step.graph.recorded:
             return {**row, "error": f"not recorded: {step.graph.refusal}"}
-    except Exception as error:  # a width or a mode that the card refuses is a result, and the rest still counts
+    except Exception as error:  # if the card refuses a width or a mode, that is a result, and the others still count
         return {**row, "error": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
     row["setup_seconds"] = time.perf_counter() - start
     row["seconds"] = seconds = _median_seconds(step, device)
     if device.type == "cuda":
-        row["peak_bytes"] = torch.cuda.max_memory_reserved(device)  # a recording's own memory is in it
+        row["peak_bytes"] = torch.cuda.max_memory_reserved(device)  # this includes the memory of a recorded graph
     _, moved = _work(_step(case, K, precision, "eager", device, batch, fused=fused))
     return {**row, "flops_per_second": K * flops / seconds, "bytes_per_second": moved / seconds}
 
@@ -151,7 +152,7 @@ def _step(case: Case, K: int, precision: str, how: str, device: torch.device, ba
 
 
 def _work(step: Callable[[], None]) -> tuple[int, int]:
-    """FLOP and bytes of one step, after a first one that makes the optimizer's state."""
+    """Count FLOP and bytes of one step, after a first step, which makes the optimizer's state."""
     step()
     with WorkCounter() as counted:
         step()
@@ -177,7 +178,7 @@ def _to(batch: Any, device: torch.device) -> Any:
 
 
 def ceilings(device: torch.device, size: int = 8192) -> dict[str, float]:
-    """What the card reaches: FLOP/s of a large product in each precision, bytes/s of a large copy."""
+    """Measure the FLOP/s that the card reaches in a large matrix product, by precision, and the bytes/s of a copy."""
     found = {}
     for name, dtype in (("fp32 or TF32", torch.float32), ("bf16", torch.bfloat16)):
         a = torch.randn(size, size, device=device, dtype=dtype)
@@ -189,7 +190,7 @@ def ceilings(device: torch.device, size: int = 8192) -> dict[str, float]:
 
 
 def render(result: Row) -> str:
-    """The result as Markdown."""
+    """Return the result as Markdown."""
     env, rows = result["environment"], []
     parts = [
         "# Fused trials on a GPU",
@@ -214,7 +215,7 @@ def render(result: Row) -> str:
 
 
 def main() -> None:
-    """Measure where there is a GPU, and write `fusion_cuda.json` and `.md` either way."""
+    """Measure if there is a GPU, and write `fusion_cuda.json` and `.md` in any case."""
     parser = options(__doc__)
     parser.add_argument("--widths", nargs="+", type=int, default=[1, 8, 32, 64, 128, 256])
     parser.add_argument("--cases", nargs="+", default=list(NARROW))

@@ -28,7 +28,7 @@ from fusion.width import keep_freed_memory
 FILE = "fusion_throughput.json"
 SEED = 0
 MIN_PAIRS = 5
-# Each trial, and each group, takes its steps in a row, as it would in training: its weights are then in cache.
+# Each trial, and each group, takes its steps in a row, as it would in training, so that its weights are in the cache.
 STEPS = 5
 COLUMNS = ["model (batch)", "trials", "groups", "speedup, wall", "speedup, CPU", "ms alone", "ms fused"]
 COLUMNS += ["pairs", "load", "JAX"]
@@ -37,7 +37,7 @@ Pass = Callable[[], None]
 
 
 def measure(case: Case, trials: int, seconds: float, jax: str) -> Row:
-    """Plan the groups, then time pairs of passes for about `seconds`: medians, and milliseconds per trial and step."""
+    """Plan the groups, then time pairs of passes for about `seconds`. Milliseconds are per trial and step."""
     modules, configs = case.trials(trials, SEED)
     batch = case.batch(torch.Generator().manual_seed(SEED))
     plan = plan_fusion(modules, configs, case.loss, batch, max_width=64, seconds=seconds / 5)
@@ -66,7 +66,7 @@ def measure(case: Case, trials: int, seconds: float, jax: str) -> Row:
 def _pairs(
     case: Case, modules: Sequence[Any], configs: Sequence[dict[str, Any]], batch: Any, sizes: Sequence[int]
 ) -> list[tuple[Pass, Pass]]:
-    """For each group: its trials one after another, and the group at once (which is the same at size 1)."""
+    """Return, for each group, a pass of its trials one after another and a fused pass. At size 1, both are the same."""
     pairs, start = [], 0
     for size in sizes:
         at = slice(start, start + size)
@@ -103,7 +103,7 @@ def _all_at_once(case: Case, modules: Sequence[Any], configs: Sequence[dict[str,
 
 
 class Times(NamedTuple):
-    """Seconds of one pass: on the clock, and of CPU time over all threads."""
+    """Seconds of one pass: wall time, and CPU time over all threads."""
 
     wall: float
     cpu: float
@@ -121,14 +121,14 @@ def _race(pairs: Sequence[tuple[Pass, Pass]], seconds: float) -> tuple[list[Time
 
 
 def timed(run: Pass) -> Times:
-    """What one pass takes."""
+    """Run one pass, and return its times."""
     wall, cpu = time.perf_counter(), time.process_time()
     run()
     return Times(time.perf_counter() - wall, time.process_time() - cpu)
 
 
 def render(result: Row) -> str:
-    """The result as Markdown."""
+    """Return the result as Markdown."""
     env, rows, cases = result["environment"], [], {case.name: case for case in CASES}
     for row in result["rows"]:
         case, groups = cases[row["case"]], row["groups"]
@@ -177,7 +177,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()
     earlier = read(arguments.out / FILE, {"rows": []})["rows"]
-    by_jax = {(row["case"], row["trials"]): row["jax"] for row in earlier}  # it is not measured again
+    by_jax = {(row["case"], row["trials"]): row["jax"] for row in earlier}  # JAX is not measured again
     rows: list[Row] = []
     for trials in arguments.trials:
         for case in (case for case in CASES if case.name in arguments.cases):

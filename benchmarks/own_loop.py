@@ -35,10 +35,10 @@ TRIALS, EPOCHS, WIDTH = 32, 27, 512
 BOUNDS = {"lr": (1e-4, 1e-1), "decay": (1e-4, 1.0)}
 SPACE = {name: loguniform(*bounds) for name, bounds in BOUNDS.items()}
 AGAIN = 3
-"""Trainings again of a winner's configuration."""
+"""The number of times that a winner's configuration is trained again."""
 OWN = "`tune(train=...)`"
 LOSSES = ("handed back", "again", "again, last epoch")
-"""Test losses of a row."""
+"""Names of the test losses in a row."""
 Config = Mapping[str, Any]
 Losses = dict[str, float]
 
@@ -215,10 +215,10 @@ class Compared(NamedTuple):
 
     Attributes:
         seconds: Median wall time.
-        faster: Median ratio of its wall time to that of `tune` with the same seed; None for `tune`.
-        losses: Test losses as in `LOSSES`, each as text with a number for each seed.
+        faster: Median ratio of its wall time to that of `tune` with the same seed; None for `tune` itself.
+        losses: Test losses in the order of `LOSSES`, each as text with a number for each seed.
         as_good: Number of seeds with which the configuration of `tune`, trained again, is as good or better.
-        seeds: Number of seeds that both have.
+        seeds: Number of seeds that the search and `tune` both have.
     """
 
     search: str
@@ -246,7 +246,7 @@ def compared(rows: Sequence[Row]) -> list[Compared]:
 
 
 def markdown(result: Row) -> str:
-    """A line for each search."""
+    """Return a page with a line for each search."""
     where = result["environment"]
     found = [
         (line.search, f"{line.seconds:.1f}", "" if line.faster is None else f"{line.faster:.1f}x", *line.losses)

@@ -84,7 +84,7 @@ def agent(config: Config, width_ratio: float = 1.0, size: Size = SIZES["small"])
 
 def make_envs(count: int) -> Any:
     """Make environments that step together."""
-    import gymnasium  # imported here, because the page of results needs none
+    import gymnasium  # imported here, because the page of results does not need it
 
     return gymnasium.make_vec("CartPole-v1", count, vectorization_mode="vector_entry_point")
 
@@ -104,7 +104,7 @@ class Game:
         for _ in range(ROLLOUT):
             logs = model["actor"](self._state).log_softmax(1)
             actions = logs.exp().multinomial(1).squeeze(1)
-            counts = torch.from_numpy(~self._ended)  # after its end, an episode begins anew, whatever the action is
+            counts = torch.from_numpy(~self._ended)  # a step after an episode's end ignores the action, and only resets
             following, _, fell, cut, _ = self._envs.step(actions.numpy())
             self._ended = fell | cut
             facts = (torch.from_numpy(of).float() for of in (fell, self._ended))
@@ -121,7 +121,7 @@ class Game:
 
 
 def loss_of(model: Any, batch: list[Tensor], config: Config) -> Tensor:
-    """Return PPO's clipped loss (Schulman et al. 2017), with those of the critic and the entropy."""
+    """Return PPO's clipped loss (Schulman et al. 2017), with the loss of the critic and the entropy."""
     states, actions, log_probs, advantages, returns = batch
     logs, values = model["actor"](states).log_softmax(1), model["critic"](states).squeeze(1)
     if len(states) > 1:
@@ -164,7 +164,7 @@ def returns(model: nn.Module, optimizer: torch.optim.Optimizer, config: Config, 
 
 
 class Found(NamedTuple):
-    """The best mean return that a search found; and of each epoch, the width ratio, return and CPU seconds."""
+    """The best mean return that a search found, and the width ratio, return and CPU seconds of each epoch."""
 
     best: float
     epochs: list[tuple[float, float, float]]
@@ -243,7 +243,7 @@ def _cpu() -> float:
 
 
 def measure(search: str, size: str, seed: int, limit: float) -> Row:
-    """Run a search until an agent is done; random search for at most `limit` CPU seconds."""
+    """Run a search until an agent is done. Random search runs for at most `limit` CPU seconds."""
     began, cpu = time.perf_counter(), _cpu()
     found = SEARCHES[search](seed, SIZES[size], limit)
     seconds, cpu = time.perf_counter() - began, _cpu() - cpu
@@ -262,7 +262,8 @@ class Compared(NamedTuple):
 
     Attributes:
         rows: Its rows, by seed.
-        faster: For each seed, CPU seconds of random search over its own; a lower bound if random search was stopped.
+        faster: For each seed, CPU seconds of random search over those of this search; a lower bound if random search
+            was stopped.
         sooner: Number of seeds with which it was done sooner than random search; None for random search.
     """
 
@@ -274,7 +275,7 @@ class Compared(NamedTuple):
 
     @property
     def stopped(self) -> str:
-        """A mark for means of searches of which some were stopped."""
+        """Return ">" as a mark for means if some of the searches were stopped."""
         return ">" * any(row["best"] < DONE for row in self.rows)
 
     def mean(self, name: str) -> float:
@@ -377,7 +378,7 @@ SEEDS = ("actor and critic", "seed", "search", "seconds", "CPU seconds", "enviro
 
 
 def markdown(result: Row) -> str:
-    """A line for each search of each size, and for each search of each seed."""
+    """Return a page with a line for each search of each size, and for each search of each seed."""
     where, rows = result["environment"], result["rows"]
     return f"""# PPO on CartPole
 

@@ -50,7 +50,7 @@ POLICIES: dict[str, Policy] = {
 
 
 def occupancy(jobs: Sequence[Job], rooms: Sequence[Room], placed: Sequence[Placed]) -> float:
-    """Share of the devices' compute that is asked for; of one that is asked for more than it has, all."""
+    """Return the share of the devices' compute that jobs ask for. A device counts at most as full."""
     compute = {job.name: job.compute for job in jobs}
     asked = dict.fromkeys((room.device for room in rooms), 0.0)
     for name, device in placed:
@@ -59,7 +59,7 @@ def occupancy(jobs: Sequence[Job], rooms: Sequence[Room], placed: Sequence[Place
 
 
 def highs(jobs: Sequence[Job], rooms: Sequence[Room], seconds: float) -> tuple[float, float]:
-    """The most occupancy, without asking a device for more than it has, as HiGHS finds it; and the seconds it took."""
+    """Find with HiGHS the highest occupancy at which no device is asked for more than it has, and the seconds taken."""
     began, n, d = time.perf_counter(), len(jobs), len(rooms)
     memory, compute = (np.array([getattr(job, name) for job in jobs]) for name in ("memory", "compute"))
     constraints = [
@@ -76,7 +76,7 @@ def highs(jobs: Sequence[Job], rooms: Sequence[Room], seconds: float) -> tuple[f
 
 
 def fastest(decide: Callable[[], Sequence[Placed]], repeats: int) -> float:
-    """CPU seconds of a decision: the least of some, as other work on the machine only adds."""
+    """Return the CPU seconds of a decision: the least of several, because other work on the machine only adds time."""
     times = []
     for _ in range(repeats):
         began = time.thread_time()
@@ -86,7 +86,7 @@ def fastest(decide: Callable[[], Sequence[Placed]], repeats: int) -> float:
 
 
 def decisions(quick: bool) -> list[Row]:
-    """Seconds and occupancy of a first decision, by policy."""
+    """Measure the seconds and the occupancy of a first decision, by policy."""
     rows = []
     for jobs, gpus, seeds, repeats in ((96, 4, 20, 200), (384, 16, 20, 100), (100_008, 10_000, 1, 5)):
         if quick:
@@ -96,7 +96,7 @@ def decisions(quick: bool) -> list[Row]:
         rooms = [Room(f"gpu-{i}", profiles.MEMORY, 1.0) for i in range(gpus)]
         for name, policy in POLICIES.items():
             if gpus > 16 and policy in (first_fit, first_fit_decreasing):
-                continue  # they look at each GPU in turn
+                continue  # too slow, because they look at each GPU in turn
             row["policies"][name] = {
                 "seconds": median(fastest(partial(policy, problem.jobs, rooms), repeats) for problem in problems),
                 "occupancy": median(occupancy(each.jobs, rooms, policy(each.jobs, rooms)) for each in problems),
@@ -119,7 +119,7 @@ SYSTEMS: dict[str, tuple[list[Machine], float]] = {
     "4 H100 + 6 A100": (profiles.h100s_and_a100s(4, 6), 3.96),
     "4 H100 + 12 A100": (profiles.h100s_and_a100s(4, 12), 4.0),
 }
-"""By name, the devices, and how many times as short HyperSack's makespan is as that of one job a GPU."""
+"""Name -> the devices, and HyperSack's gain: the makespan of one job on each GPU over HyperSack's makespan."""
 
 
 FITTED = ("4 H100", "4 H100 + 6 A100")
@@ -127,7 +127,7 @@ FITTED = ("4 H100", "4 H100 + 6 A100")
 
 
 def makespan(quick: bool) -> list[Row]:
-    """How many times as short a makespan is as one job a GPU, by system and policy: medians over profiles drawn."""
+    """Return the gain in makespan over one job on each GPU, by system and policy: medians over random profiles."""
     seeds = 2 if quick else 20
     settings = [(system, profiles.NEIGHBOUR) for system in SYSTEMS]
     settings += [("16 A100", 0.0), ("16 A100", 0.3)]
@@ -135,7 +135,7 @@ def makespan(quick: bool) -> list[Row]:
 
 
 def row_of(system: str, neighbour: float, seeds: int) -> Row:
-    """One system: what each policy makes of the same jobs."""
+    """Simulate each policy on one system with the same jobs, and return the medians."""
     machines, papers = SYSTEMS[system]
     shorter: dict[str, list[float]] = {}
     busy: dict[str, list[float]] = {}
@@ -204,11 +204,11 @@ PAPERS_DECISIONS = {
         ((384, 16), _SIXTEEN, (0.97, 0.98, 0.97, 1.0, 1.0)),
     )
 }
-"""By jobs and GPUs and policy, HyperSack's milliseconds and occupancy; its solver was OR-Tools' in place of HiGHS."""
+"""`PAPERS_DECISIONS[jobs, GPUs][policy]`: HyperSack's milliseconds and occupancy. Its solver was that of OR-Tools."""
 
 
 def markdown(results: Row) -> str:
-    """The tables, with what they say."""
+    """Return a page of the tables and their texts."""
     told = texts("packing")
     parts = [told["head"]]
     if "decisions" in results:
@@ -288,7 +288,7 @@ def _tuned(rows: list[Row]) -> str:
 
 
 def _median(rows: list[Row]) -> str:
-    """The median ratio."""
+    """Say the median ratio."""
     ratios = [row["ratio"] for row in rows]
     return f"`{rows[0]['place']}`, median of {len(ratios)}: {spread(ratios)} times as fast."
 

@@ -1,8 +1,8 @@
-"""Small trainings that cannot be fused, really run: several at a time on a device of this machine, and one at a time.
+"""Run small trainings that cannot be fused, several at a time on a device of this machine, and one at a time.
 
     python -m benchmarks.packing run tune-local tune-ray [--quick]
 
-A training by itself: `python -m benchmarks.packing_live ARCHITECTURE LR BATCH EPOCHS`; all of them as one search:
+Run one training alone by `python -m benchmarks.packing_live ARCHITECTURE LR BATCH EPOCHS`. Run all as one search by
 `python -m benchmarks.packing_live tune local|ray several|one QUICK FOLDER`.
 """
 
@@ -30,7 +30,7 @@ MEMORY = 2e9
 
 
 def model(architecture: str, width: int = 32) -> Any:
-    """A classifier of 8 x 8 pixels; two of different architectures or widths cannot be fused."""
+    """Build a classifier of 8 x 8 pixels. Models of different architectures or widths cannot be fused."""
     from torch import Tensor, nn
 
     class Recurrent(nn.Module):
@@ -67,7 +67,7 @@ def model(architecture: str, width: int = 32) -> Any:
 
 
 def digits() -> tuple[Any, Any]:
-    """Scikit-learn's, as `(inputs, target)`: 1,500 to train on, the others held back."""
+    """Return scikit-learn's digits as pairs `(inputs, target)`: 1,500 to train on, and the others, held back."""
     import torch
     from sklearn.datasets import load_digits
 
@@ -77,7 +77,7 @@ def digits() -> tuple[Any, Any]:
 
 
 def train(architecture: str, lr: float, batch: int, epochs: int) -> float:
-    """Train a classifier of scikit-learn's digits; its accuracy on those that it did not see."""
+    """Train a classifier of scikit-learn's digits, and return its accuracy on digits that it did not see."""
     import torch
 
     torch.manual_seed(0)
@@ -92,7 +92,7 @@ def train(architecture: str, lr: float, batch: int, epochs: int) -> float:
 
 
 def run(quick: bool) -> list[Row]:
-    """All trainings, packed and one at a time, in pairs; which of a pair is first alternates."""
+    """Run all trainings in pairs, packed and one at a time. Each way is first in every other pair."""
     program, epochs = [sys.executable, "-m", "benchmarks.packing_live"], "1" if quick else "15"
     tasks = [
         Task([*program, architecture, str(lr), str(batch), epochs], kind=architecture)
@@ -130,7 +130,7 @@ PLACES = ("local", "ray")
 
 
 def tuned(place: str, quick: bool) -> list[Row]:
-    """`tune` over models of which no two can be fused, several at a time on a device and one, in pairs."""
+    """Tune models of which no two can be fused, in pairs: several at a time on a device, and one at a time."""
     rows = []
     for i in range(1 if quick else 3):
         row: Row = {"pair": i, "place": place}
@@ -141,7 +141,7 @@ def tuned(place: str, quick: bool) -> list[Row]:
 
 
 def _of_own(*arguments: object) -> Row:
-    """What `search` measures, in a process of its own, which knows nothing of the others."""
+    """Run `search` in a separate process with an empty cache, and return its measurements."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "HYDRO_RASDA_CACHE": folder, "PYTHONPATH": os.pathsep.join(sys.path)}
         command = [sys.executable, "-m", "benchmarks.packing_live", "tune", *map(str, arguments), folder]
@@ -151,9 +151,10 @@ def _of_own(*arguments: object) -> Row:
 
 
 def search(place: str, way: str, quick: bool, folder: str) -> Row:
-    """Tune: on the GPU where there is one, else on all cores as one device. Ray's start does not count.
+    """Tune on the GPU if there is one, else on all cores as one device. The start of Ray does not count.
 
-    One at a time: on a GPU, one process; on a CPU, one core, as small models keep no second one busy.
+    If trials train one at a time, a GPU has one process. A CPU then has one core, because small models do not keep a
+    second core busy.
     """
     import ray
     import torch

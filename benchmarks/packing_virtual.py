@@ -1,6 +1,6 @@
-"""Jobs that share devices in virtual time: what a packing policy makes of profiles like HyperSack's.
+"""Simulate jobs that share devices in virtual time, to compare packing policies on profiles like HyperSack's.
 
-Its slides state some numbers; the page (`pages/packing.txt`) has what is assumed beside that.
+HyperSack's slides state some numbers. The page (`pages/packing.txt`) lists the further assumptions.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class Interference:
     """Slowdowns of jobs that share a machine.
 
     If jobs together ask for more compute than a machine has, all of them slow down in proportion. In addition, each
-    neighbour slows a job by a factor, because of caches, memory bandwidth, and the processor that feeds the device.
+    neighbor slows a job by a factor, because of caches, memory bandwidth, and the processor that feeds the device.
 
     Attributes:
-        beside: Maps the kinds of a job and a neighbour to that factor, which is at least 1; 1 for other kinds.
+        beside: (Kind of a job, kind of a neighbor) -> that factor, at least 1. It is 1 for other kinds.
     """
 
     beside: Mapping[tuple[str, str], float] = field(default_factory=dict)
@@ -48,9 +48,9 @@ class Machine:
     """A device.
 
     Attributes:
-        memory: In the unit of the jobs' memory.
+        memory: Memory in the unit of the jobs' memory.
         rate: Sum of the jobs' compute that it has room for; a reference device has 1.
-        speed: How fast a job gets on that is alone there, over a reference device.
+        speed: Speed of a job that is alone there, relative to a reference device.
     """
 
     device: str
@@ -65,12 +65,12 @@ class Machine:
 
 @dataclass(frozen=True)
 class PackingOutcome:
-    """What a policy made of some jobs.
+    """Outcome of some jobs under a policy.
 
     Attributes:
-        seconds: From the first start to the last end: the makespan.
-        busy: Mean share of the devices' compute that was asked for while jobs waited, at most all of it; NaN where none
-            did.
+        seconds: The makespan, from the first start to the last end.
+        busy: Mean share of the devices' compute that jobs asked for while others waited, at most 1; NaN if none waited.
+        ended: Name of a job -> seconds at which it ended.
     """
 
     seconds: float
@@ -81,13 +81,13 @@ class PackingOutcome:
 def simulate_packing(
     policy: Policy, jobs: Sequence[Job], machines: Sequence[Machine], interference: Interference
 ) -> PackingOutcome:
-    """Run jobs to their end; whenever one ends, the policy decides anew.
+    """Run jobs to their end. Whenever a job ends, the policy decides again.
 
     Args:
-        interference: How they slow each other; the policy does not know it.
+        interference: How jobs slow each other. The policy does not know it.
 
     Raises:
-        ValueError: where jobs wait that the policy does not start though all machines are idle.
+        ValueError: if the policy does not start waiting jobs although all machines are idle.
     """
     check_function("policy", policy, 2, rule="a function of (jobs, rooms), such as worst_fit_decreasing")
     check_is("jobs", jobs, Job, several=True)
@@ -116,7 +116,7 @@ def simulate_packing(
 
 
 class _Device:
-    """A machine, and what runs there."""
+    """A machine and the jobs that run there."""
 
     def __init__(self, machine: Machine, interference: Interference) -> None:
         self._machine, self._interference = machine, interference
@@ -124,27 +124,27 @@ class _Device:
         self._speeds: list[float] = []
 
     def room(self) -> Room:
-        """What is left."""
+        """Return the memory and the compute that are left."""
         machine = self._machine
         memory = machine.memory - sum(job.memory for job in self._jobs)
         compute = machine.rate - sum(job.compute for job in self._jobs)
         return Room(machine.device, memory, compute, machine.rate, tuple(self._jobs))
 
     def start(self, job: Job) -> None:
-        """A job runs here, too."""
+        """Start a job on this machine."""
         self._jobs.append(job)
         self._settle()
 
     def asked(self) -> float:
-        """Compute that is asked for, at most all."""
+        """Return the compute that jobs ask for, at most all that there is."""
         return min(self._machine.rate, sum(job.compute for job in self._jobs))
 
     def seconds_to_end(self) -> float:
-        """Until the first job ends; inf where none runs."""
+        """Return the seconds until the first job ends; infinity if none runs."""
         return min((job.seconds / speed for job, speed in zip(self._jobs, self._speeds)), default=math.inf)
 
     def advance(self, seconds: float) -> list[str]:
-        """Let time pass; names of the jobs that end."""
+        """Let time pass, and return the names of the jobs that end."""
         left = [job.seconds - seconds * speed for job, speed in zip(self._jobs, self._speeds)]
         over = [job.name for job, more in zip(self._jobs, left) if more <= _ROUNDING * job.seconds]
         self._jobs = [job._replace(seconds=more) for job, more in zip(self._jobs, left) if job.name not in over]
@@ -162,42 +162,42 @@ _ROUNDING = 1e-9
 
 MODELS = ("ViT-Tiny", "DeiT-Tiny", "ResNet-18", "ResNet-34", "ShuffleNet", "MobileNet")
 LOWEST, HIGHEST = 0.22, 0.50
-"""Utilization of an A100 by one training alone."""
+"""Range of the utilization of an A100 by one training alone."""
 
 BATCHES = (64, 128, 256, 512)
 MEMORY = 40.0
 """GB of an A100."""
 
 SECONDS = 126 * 60 * 4 / 384
-"""Mean of a job alone on an A100: 384 of them took 2.1 h on four, one a GPU."""
+"""Mean seconds of a job alone on an A100. 384 jobs took 2.1 h on four GPUs, one job at a time on each."""
 
 NEIGHBOUR = 0.06
-"""A neighbour slows a job by 0 to so much, drawn for each pair of kinds."""
+"""A neighbor slows a job by a share between 0 and this, drawn for each pair of kinds."""
 
 ROOM = 3.95 / 2.65
-"""By how much more a GPU of the second system has room for: its gain from packing on 4 H100 over the first one's."""
+"""Room for compute of a GPU in the second system, relative to the first: the ratio of their gains from packing."""
 
 H100_SPEED = 126 / 102
-"""Of a job alone on an H100, over an A100 of the first system: 2.1 h and 1.7 h for the same jobs on four."""
+"""Speed of a job alone on an H100, relative to an A100 of the first system. The same jobs took 1.7 h and 2.1 h."""
 
 A100_SPEED = 4 / 6 * (126 / 49.5 - H100_SPEED)
-"""Of a job alone on an A100 of the second system: 49.5 minutes on 4 H100 and 6 A100."""
+"""Speed of a job alone on an A100 of the second system. The jobs took 49.5 minutes on 4 H100 and 6 A100."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Jobs, and how they slow each other."""
+    """Jobs, and the slowdowns that they cause each other."""
 
     jobs: list[Job]
     interference: Interference
 
 
 def problem(jobs: int, seed: int, neighbour: float = NEIGHBOUR) -> Problem:
-    """A grid of six models, four batch sizes and as many learning rates as make up the jobs.
+    """Draw a grid of jobs from six models and four batch sizes, with as many learning rates as the number needs.
 
     Args:
-        jobs: A multiple of 24.
-        neighbour: By how much one neighbour slows a job at most.
+        jobs: Number of jobs, a multiple of 24.
+        neighbour: The largest share by which one neighbor slows a job.
     """
     rng = random.Random(seed)
     kinds = []
@@ -220,12 +220,12 @@ def problem(jobs: int, seed: int, neighbour: float = NEIGHBOUR) -> Problem:
 
 
 def a100s(count: int) -> list[Machine]:
-    """GPUs of the first system."""
+    """Return GPUs of the first system."""
     return [Machine(f"A100-{i}", MEMORY) for i in range(count)]
 
 
 def h100s_and_a100s(h100s: int, a100s: int) -> list[Machine]:
-    """GPUs of the second system."""
+    """Return GPUs of the second system."""
     return [
         *(Machine(f"H100-{i}", 2 * MEMORY, ROOM, H100_SPEED) for i in range(h100s)),
         *(Machine(f"A100-{i}", MEMORY, ROOM, A100_SPEED) for i in range(a100s)),

@@ -48,7 +48,7 @@ from hydro_rasda.space.space import describe, tuned
 
 FILE = "peers.json"
 BUDGETS = (1, 4)
-"""Times of the wall time that `tune` takes."""
+"""Time budgets of other searches, as multiples of the wall time that `tune` takes."""
 SHARES = (0.5, 0.25)
 """Shares of that time that `tune` gets as `time_budget_s`."""
 PARTS = (0.25, 0.5, 0.75, 1)
@@ -67,19 +67,19 @@ class Scored(NamedTuple):
 
 
 def handed_back(epochs: Sequence[Scored], seconds: float, mode: str) -> float | None:
-    """Return the test score of the epoch with the best validation score until then; None if there is none."""
+    """Return the test score of the epoch with the best validation score within `seconds`; None if there is none."""
     sign = 1 if mode == "max" else -1
     there = [epoch for epoch in epochs if epoch.seconds <= seconds and math.isfinite(epoch.score)]
     return max(there, key=lambda epoch: sign * epoch.score).test if there else None
 
 
 def in_hand(epochs: Sequence[Scored], seconds: float, mode: str) -> list[float | None]:
-    """Return the test scores of what a search would hand back after each of `PARTS` of this time."""
+    """Return the test scores of the models that a search would hand back after each of `PARTS` of this time."""
     return [handed_back(epochs, part * seconds, mode) for part in PARTS]
 
 
 def ours_in_hand(epochs: Sequence[Scored], row: Row) -> list[float | None]:
-    """Return the same of `tune`, which chooses the model that it hands back in the end by a rule of its own."""
+    """Return the same for `tune`. The last score is that of the model that `tune` itself chooses in the end."""
     return [*in_hand(epochs, row["seconds"], row["mode"])[:-1], row[OURS]]
 
 
@@ -94,7 +94,7 @@ def of_ray(task: Task, seed: int, seconds: float) -> list[Scored]:
 
 
 def by_optuna(pruned: bool, task: Task, seed: int, seconds: float) -> list[Scored]:
-    """Run a study in two processes (on one core, in one), each with one thread, that share a journal file."""
+    """Run a study in two processes that share a journal file, each with one thread; on one core, in one process."""
     context, began = multiprocessing.get_context("fork"), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         given = [(task, seed, pruned, rank, Path(folder), began, seconds) for rank in range(PROCESSES)]
@@ -147,7 +147,7 @@ def _study(task: Task, seed: int, pruned: bool, rank: int, folder: Path, began: 
 
 
 def by_syne_tune(task: Task, seed: int, seconds: float) -> list[Scored]:
-    """Run Syne Tune's ASHA for two workers (on one core, for one), each trial in a process of its own, as it does."""
+    """Run Syne Tune's ASHA, which trains each trial in a separate process, for two workers; on one core, for one."""
     from syne_tune import StoppingCriterion, Tuner
     from syne_tune.backend import PythonBackend
     from syne_tune.config_space import choice, loguniform, uniform
@@ -160,7 +160,7 @@ def by_syne_tune(task: Task, seed: int, seconds: float) -> list[Scored]:
         def on_trial_result(self, trial: Any, status: str, result: dict[str, Any], decision: str) -> None:
             found.append(Scored(time.perf_counter() - began, result["score"], result["test"]))
 
-    def train_one(**config: Any) -> None:  # Syne Tune hands on its code alone
+    def train_one(**config: Any) -> None:  # Syne Tune passes only the code of this function to its processes
         from benchmarks.peers import syne_tune_trial
 
         syne_tune_trial(config)
@@ -221,7 +221,7 @@ OPTUNA = [name for name in PEERS if name.startswith("Optuna")]
 
 
 def measure(task: Task, seed: int, full_trainings: float = FULL_TRAININGS) -> Row:
-    """Run `tune` with one seed; where all peers run, in less time, too."""
+    """Run `tune` with one seed. If all peers run on its task, also run it with less time."""
     own = hydro_rasda(task, seed, full_trainings=full_trainings)
     test = scores(task, own.model, 64)["test"]
     row: Row = {"task": task.name, "seed": seed, "mode": task.mode, "seconds": own.wall, OURS: test}
@@ -239,7 +239,7 @@ def measure(task: Task, seed: int, full_trainings: float = FULL_TRAININGS) -> Ro
 
 
 def give_its_time(row: Row, task: Task, name: str) -> None:
-    """Run another search for the time that `tune` took with this seed; where all peers run, for four times it, too."""
+    """Run another search for the time that `tune` took with this seed; if all peers run, for four times as long."""
     budgets = BUDGETS[:1] if _is_brief(row) else BUDGETS
     epochs = PEERS[name](task, row["seed"], budgets[-1] * row["seconds"])
     row[name] = [handed_back(epochs, budget * row["seconds"], task.mode) for budget in budgets]
@@ -249,14 +249,14 @@ def give_its_time(row: Row, task: Task, name: str) -> None:
 
 
 def missing(row: Row) -> list[str]:
-    """Return the searches that a row lacks, of those that are installed and run on its task."""
+    """Return the searches that a row lacks, if they are installed and run on its task."""
     asked = OPTUNA if _is_brief(row) else PEERS
     there = importlib.util.find_spec("syne_tune") is not None
     return [name for name in asked if name not in row and (there or PEERS[name] is not by_syne_tune)]
 
 
 def of_cells(folder: Path) -> list[Row]:
-    """Read from the cells of `benchmarks.vs_asha` what ASHA in one process had of a wide task in the time of `tune`."""
+    """Read from cells of `benchmarks.vs_asha` the models that ASHA in one process had in the time of `tune`."""
     rows: list[Row] = []
     for path in sorted(folder.glob("wide_*-asha-*.json")):
         cell, own = read(path), read(path.with_name(path.name.replace("asha", "tune")))
@@ -280,7 +280,7 @@ def _is_wide(row: Row) -> bool:
 
 
 def _is_brief(row: Row) -> bool:
-    """Tell whether Optuna's searches alone are run beside `tune`, and for its own time alone."""
+    """Tell whether only Optuna's searches are run beside `tune`, and only for the time that `tune` took."""
     return _is_wide(row) or "full_trainings" in row
 
 
@@ -291,7 +291,7 @@ def named(row: Row) -> str:
 
 
 def compared(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row], list[list[float | None]]]]:
-    """Yield a peer, the rows of one task and budget with it, and its test scores at each time that it got."""
+    """Yield a peer, the rows of one task and budget that have it, and its test scores for each of its time budgets."""
     for task in dict.fromkeys(map(named, rows)):
         for name in (*PEERS, IN_ONE_PROCESS):
             if with_peer := [row for row in rows if named(row) == task and name in row]:
@@ -299,21 +299,21 @@ def compared(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row], list[list[fl
 
 
 def wins(rows: Sequence[Row], tests: Sequence[float | None], margin: float = 0.0) -> int:
-    """Count the seeds with which `tune` hands back a test score that is better, as good, or worse by this at most."""
+    """Count the seeds with which the test score of `tune` is better, as good, or worse by at most the margin."""
     return sum(_is_as_good(row["mode"], row[OURS], test, margin) for row, test in zip(rows, tests))
 
 
 def _is_as_good(mode: str, ours: float | None, theirs: float | None, margin: float = 0.0) -> bool:
-    """Tell whether a score is behind another one by no more than a margin; a search without a model is behind."""
+    """Tell whether a score is behind another one by no more than a margin. A search without a model is behind."""
     if ours is None or theirs is None:
         return theirs is None
     return (theirs - ours if mode == "max" else ours - theirs) <= margin
 
 
 def over_time(rows: Sequence[Row]) -> Iterator[list[str]]:
-    """Yield, for each wide task and search, the median test scores after each of `PARTS`, and where `tune` is ahead.
+    """Yield, for each wide task and search, the median test scores after each of `PARTS`, and the wins of `tune`.
 
-    Searches are compared with the run of `tune` of their own row.
+    Each search is compared with the run of `tune` in its own row.
     """
     with_parts = [row for row in rows if "in hand" in row]
     for task in dict.fromkeys(map(named, with_parts)):
@@ -336,7 +336,7 @@ def _middle(tests: Sequence[float | None]) -> str:
 
 
 def markdown(result: Row) -> str:
-    """A line for each task and peer; then one for each task and share of the time."""
+    """Return a page with a line for each task and peer, and then a line for each task and share of the time."""
     where, found, less = result["environment"], [], []
     for name, rows, tests in compared(result["rows"]):
         shown = [f"{_middle(of_budget)} ({wins(rows, of_budget)} of {len(rows)})" for of_budget in tests]

@@ -37,7 +37,7 @@ from hydro_rasda import RASDAScheduler, Worker, elastic
 
 FILE = "rasda_live.json"
 SLOTS, TRIALS, SEEDS, MAX_T, BATCH, PASSES = 8, 40, range(5), 8, 16, 2
-"""An epoch here is so many passes over the training examples."""
+"""An epoch here has `PASSES` passes over the training examples."""
 
 ASHA, PAPER, OURS = "ASHA", "RASDA as published", "RASDA, waiting, efficient growth"
 RULES: dict[str, Callable[[], TrialScheduler]] = {
@@ -48,7 +48,7 @@ RULES: dict[str, Callable[[], TrialScheduler]] = {
 
 
 def train(worker: Worker) -> None:
-    """A trial, on each of its ranks."""
+    """Train a trial, on each of its ranks."""
     x, y = worker.data
     x, y, x_val, y_val = x[:597], y[:597], x[597:1197], y[597:1197]
     torch.manual_seed(0)
@@ -78,7 +78,7 @@ def train(worker: Worker) -> None:
 
 
 class Watch(tune.Callback):  # type: ignore[misc]
-    """Slots that trials hold, and how long trials pause, as the driver sees it in each turn of its loop."""
+    """Measures the slots that trials hold, and how long trials pause, in each turn of the driver's loop."""
 
     def __init__(self) -> None:
         self.slot_seconds = 0.0
@@ -89,7 +89,7 @@ class Watch(tune.Callback):  # type: ignore[misc]
         self._paused: dict[str, float] = {}
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        """Counts."""
+        """Count held slots and paused trials."""
         now = time.monotonic()
         running = [trial for trial in trials if trial.status == Trial.RUNNING]
         if self.began is None and running:
@@ -106,7 +106,7 @@ class Watch(tune.Callback):  # type: ignore[misc]
 
 
 def search(rule: str, trials: int, seed: int, data: Any) -> Row:
-    """A search under one rule."""
+    """Run a search under one rule."""
     scheduler, watch, folder = RULES[rule](), Watch(), tempfile.mkdtemp(prefix="rasda-live-")
     began = time.monotonic()
     try:
@@ -150,13 +150,13 @@ def search(rule: str, trials: int, seed: int, data: Any) -> Row:
 
 
 def pairs(rows: Sequence[Row], number: str, rule: str, than: str) -> list[float]:
-    """Ratios of a number, seed by seed."""
+    """Return the ratios of a number under two rules, seed by seed."""
     of = {(row["rule"], row["seed"]): row[number] for row in rows}
     return [of[rule, seed] / of[than, seed] for r, seed in of if r == rule and (than, seed) in of]
 
 
 def markdown(results: Row) -> str:
-    """The tables."""
+    """Return a page of the tables."""
     where, rows = results["environment"], results["rows"]
     epoch = median(row["slot_seconds"] / row["epochs"] for row in rows if row["rule"] == ASHA)
     found = []
@@ -205,7 +205,7 @@ def main() -> None:
     data = (x.view(-1, 1, 8, 8), y)
     ray.init(address="local", num_cpus=SLOTS, include_dashboard=False, log_to_driver=False, configure_logging=False)
     try:
-        # The fork servers start once in a session; what they cost then is no search's.
+        # The fork servers start once in a session. This first search pays for that, so that no measured one does.
         search(PAPER, 2, 0, data)
         for seed in sorted({*SEEDS} - {row["seed"] for row in results["rows"]}):
             rows = []

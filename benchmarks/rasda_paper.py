@@ -40,7 +40,7 @@ SCALING = RESULTS / "rasda_scaling.json"
 
 
 def speed_up(app: Application, a: Assumptions, seeds: Sequence[int]) -> Row:
-    """ASHA's mean run time over RASDA's, as the paper divides them."""
+    """Return ASHA's mean run time over RASDA's, as in the paper."""
     plain, elastic = run(app, asha(app), a, seeds), run(app, rasda(app), a, seeds)
     ratio = seconds(plain) / seconds(elastic)
     return {
@@ -55,7 +55,7 @@ def speed_up(app: Application, a: Assumptions, seeds: Sequence[int]) -> Row:
 
 
 def _three_runs(plain: Sequence[Outcome], elastic: Sequence[Outcome]) -> list[float]:
-    """The 5 % and 95 % quantiles of the ratio when each side is the mean of three runs, as in the paper."""
+    """Return the 5 % and 95 % quantiles of the ratio if each side is the mean of three runs, as in the paper."""
     rng = random.Random(0)
     ratios = [seconds(rng.sample(plain, 3)) / seconds(rng.sample(elastic, 3)) for _ in range(2000)]
     cuts = quantiles(ratios, n=20)
@@ -63,7 +63,7 @@ def _three_runs(plain: Sequence[Outcome], elastic: Sequence[Outcome]) -> list[fl
 
 
 def fitted(apps: Sequence[Application], seeds: Sequence[int]) -> Assumptions:
-    """The serial share for which these applications' ratios are right in the geometric mean, by bisection."""
+    """Find by bisection the serial share for which the geometric mean of these applications' ratios is the paper's."""
     low, high = 0.0, 0.5
     for _ in range(8):
         a = Assumptions(serial=(low + high) / 2)
@@ -73,7 +73,7 @@ def fitted(apps: Sequence[Application], seeds: Sequence[int]) -> Assumptions:
 
 
 def sensitivities(a: Assumptions, seeds: Sequence[int]) -> list[Row]:
-    """The three ratios when one assumption changes."""
+    """Return the three ratios for each change of one assumption."""
     changes: tuple[tuple[str, dict[str, Any]], ...] = (
         ("as stated", {}),
         ("serial share 0 (nothing fitted)", {"serial": 0.0}),
@@ -97,7 +97,7 @@ def sensitivities(a: Assumptions, seeds: Sequence[int]) -> list[Row]:
 
 
 def throughput() -> list[Row]:
-    """Events per CPU second of the simulator: many epochs to a decision, and few."""
+    """Measure the simulator's events and CPU seconds, with many epochs for each decision and with few."""
     rows = []
     for trials, gpus, epochs, grace, rounds in ((1000, 64, 1000, 250, 2), (32, 64, 40, 5, 100), (2000, 256, 81, 1, 2)):
         app = replace(CV, trials=trials, gpus=gpus, max_t=epochs, asha_seconds=CV.asha_seconds / CV.max_t * epochs)
@@ -110,12 +110,12 @@ def throughput() -> list[Row]:
 
 
 def timeline(a: Assumptions, seed: int = 0) -> list[Row]:
-    """GPUs of the trials of one CV run, for the figure."""
+    """Return the GPUs that the trials of one CV run hold over time, for the figure."""
     return [held_by(name, run(CV, plan, a, [seed])[0]) for name, plan in (("ASHA", asha(CV)), ("RASDA", rasda(CV)))]
 
 
 def markdown(results: Row) -> str:
-    """All tables, each with what it says and what it cannot say."""
+    """Return a page of all tables, each with its meaning and its limits."""
     where = results["environment"]
     versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
     rerun = f"python -m benchmarks.rasda_paper {where['option']}".rstrip()
@@ -174,7 +174,7 @@ def _assumptions(results: Row) -> list[str]:
 
 
 def plot(results: Row, weak: Sequence[Row], timelines: list[Row], path: Path) -> None:
-    """Ratios beside the paper's, weak scaling by its own rows, and the GPUs that trials hold over time."""
+    """Draw the ratios beside the paper's, weak scaling from the rows `weak`, and the GPUs held over time."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(15, 4.2), layout="constrained")
@@ -210,12 +210,12 @@ def plot(results: Row, weak: Sequence[Row], timelines: list[Row], path: Path) ->
 
 
 def held_by(rule: str, outcome: Outcome) -> Row:
-    """The workers that the trials of a search hold over time, for `draw_held`."""
+    """Return the workers that the trials of a search hold over time, for `draw_held`."""
     return {"rule": rule, "held": [{"start": s.start, "stop": s.stop, "workers": s.workers} for s in outcome.segments]}
 
 
 def draw_held(axes: Any, timelines: Sequence[Row]) -> None:
-    """GPUs that trials hold over time, a line for each rule: means over 1 / 200 of the longest search."""
+    """Draw the GPUs that trials hold over time, one line for each rule: means over 1 / 200 of the longest search."""
     edges = np.linspace(0.0, max(map(_end, timelines)), 201)
     for timeline in timelines:
         spent = np.zeros(len(edges))
@@ -228,12 +228,12 @@ def draw_held(axes: Any, timelines: Sequence[Row]) -> None:
 
 
 def _end(timeline: Row) -> float:
-    """When the last trial ended."""
+    """Return the time at which the last trial ended."""
     return max(float(s["stop"]) for s in timeline["held"])
 
 
 def _with_error(results: Row, name: str) -> list[Row]:
-    """The rows with the standard error of their ratios: of a normal spread, 90 % lie within 1.645 deviations."""
+    """Add the standard error of its ratio to each row: in a normal distribution, 90 % lie within 1.645 deviations."""
     rows = []
     for row in results[name]:
         low, high = row["ratios_of_3_runs_5_to_95_percent"]

@@ -41,7 +41,7 @@ class Application:
     """One of the paper's applications.
 
     Attributes:
-        max_t: Epochs; milestones double from 5.
+        max_t: Epochs of a full training. Milestones are 5, 10, 20 and so on.
         links: InfiniBand links of a node.
     """
 
@@ -66,7 +66,7 @@ APPLICATIONS = (CV, AM, CFD)
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What the paper does not say; one value for all applications.
+    """Settings that the paper does not state, with one value for all applications.
 
     Attributes:
         serial: Share of an epoch on a new trial's workers that more workers do not shorten.
@@ -94,7 +94,7 @@ class Assumptions:
 
 
 def cost_model(app: Application, a: Assumptions) -> CostModel:
-    """An application under assumptions; its epoch on `app.workers` GPUs takes ASHA's run time / max_t."""
+    """Return the costs of an application. Its epoch on `app.workers` GPUs takes ASHA's run time / max_t."""
     epoch = app.asha_seconds / app.max_t
     return CostModel(
         step_seconds=epoch * (1 - a.serial) * app.workers / app.steps / slowest(app.workers, a.jitter),
@@ -112,23 +112,23 @@ def cost_model(app: Application, a: Assumptions) -> CostModel:
 
 
 def asha(app: Application) -> AnyPlan:
-    """The paper's baseline."""
+    """Return the plan of the paper's baseline."""
     return Plan(FixedWorkers(AsyncSuccessiveHalving(app.max_t, 5, 2), app.workers))
 
 
 def rasda(app: Application, grace: int = 5) -> AnyPlan:
-    """The paper's algorithm; no trial gets more GPUs than there are."""
+    """Return the plan of the paper's algorithm, in which no trial gets more GPUs than there are."""
     return Plan(RASDA(app.max_t, grace, 2, 2, app.workers, app.gpus))
 
 
 def cluster(app: Application) -> Cluster:
-    """Nodes of four GPUs."""
+    """Return a cluster of nodes with four GPUs each."""
     return Cluster.uniform(app.gpus, 4)
 
 
 @cache
 def curves(kind: str, trials: int, epochs: int, seed: int, work_spread: float = 0.0) -> Workload:
-    """Learning curves; each seed has its own configurations, and of LCBench its own task."""
+    """Return learning curves. Each seed has its own configurations and, with LCBench, its own task."""
     parametric = power_law(trials, epochs, seed, work_spread=work_spread)
     if kind == "power law":
         return parametric
@@ -138,14 +138,14 @@ def curves(kind: str, trials: int, epochs: int, seed: int, work_spread: float = 
 
 
 def run(app: Application, plan: AnyPlan, a: Assumptions, seeds: Iterable[int]) -> list[Outcome]:
-    """One outcome a seed."""
+    """Simulate a plan once for each seed."""
     cost, machine = cost_model(app, a), cluster(app)
     workloads = {seed: curves(a.curves, app.trials, app.max_t, seed, a.work_spread) for seed in seeds}
     return [simulate(plan, workload, machine, cost, seed) for seed, workload in workloads.items()]
 
 
 def seconds(outcomes: Iterable[Outcome]) -> float:
-    """Mean run time, as in the paper's tables."""
+    """Return the mean run time, as in the paper's tables."""
     return mean(o.seconds for o in outcomes)
 
 
@@ -156,15 +156,15 @@ _INPUTS = ("epoch", "batch_size", "learning_rate", "momentum", "weight_decay", "
 
 
 def lcbench_tasks() -> tuple[str, ...]:
-    """The OpenML task ids of LCBench's 34 data sets."""
+    """Return the OpenML task ids of LCBench's 34 data sets."""
     return tuple(_space()["OpenML_task_id"]["choices"])
 
 
 def lcbench(task: str, trials: int, seed: int) -> Workload:
-    """Validation cross-entropy of random configurations of LCBench's own space over 52 epochs.
+    """Return the validation cross-entropy of random configurations of LCBench's own space over 52 epochs.
 
     Zimmer et al., "Auto-PyTorch Tabular" (2021), trained 2,000 configurations of a funnel-shaped MLP on each of 34 data
-    sets; Pfisterer et al., "YAHPO Gym" (2022), fitted a network to their curves, wall time included: an ONNX model.
+    sets. Pfisterer et al., "YAHPO Gym" (2022), fitted a network to their curves and wall times. It is an ONNX model.
 
     Args:
         task: OpenML task id, such as "3945".

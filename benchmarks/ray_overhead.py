@@ -31,30 +31,30 @@ from benchmarks.result_files import columns, cpu_model, options, save, texts
 from hydro_rasda import RASDAScheduler, Worker, elastic
 
 SIZES = (1, 2, 4, 8)
-"""Seconds that a warm start is to stay within."""
+"""Numbers of workers through which a trial grows."""
 
 QUIET = 1.5
-"""Load average at the start above which other work is taken to disturb the measurement."""
+"""If the load average at the start is above this, other work is assumed to disturb the measurement."""
 
 
 class Clock(tune.Callback):  # type: ignore[misc]
-    """When the driver saw each report."""
+    """Notes when the driver sees each report."""
 
     def __init__(self) -> None:
         self.seen: dict[int, float] = {}
 
     def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
-        """Notes the time of a report."""
+        """Note the time of a report."""
         self.seen[result["training_iteration"]] = time.monotonic()
 
     def between(self) -> dict[str, float]:
-        """Seconds from the report that paused the trial to the next one, for each resize."""
+        """Return, for each resize, the seconds from the report that paused the trial to the next report."""
         steps = zip((1, 2, 4), SIZES, SIZES[1:])
         return {f"{small}->{large}": self.seen[t + 1] - self.seen[t] for t, small, large in steps}
 
 
 def warm(worker: Worker) -> None:
-    """A model so small that training takes no time."""
+    """Train a model that is so small that training takes no time."""
     model = nn.Linear(8, 1)
     if worker.checkpoint is not None:
         model.load_state_dict(worker.checkpoint["model"])
@@ -65,10 +65,10 @@ def warm(worker: Worker) -> None:
 
 
 class ColdRank:
-    """One rank in an actor of its own."""
+    """One rank of a trial, in an actor of its own."""
 
     def join(self, rank: int, world_size: int, store: str) -> None:
-        """Meets the others."""
+        """Join the other ranks."""
         if world_size > 1:
             torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size)
         self.model: nn.Module = nn.Linear(8, 1)
@@ -76,12 +76,12 @@ class ColdRank:
             self.model = nn.parallel.DistributedDataParallel(self.model)
 
     def epoch(self) -> None:
-        """One step."""
+        """Do one step."""
         self.model(torch.ones(4, 8)).sum().backward()
 
 
 def cold(config: dict[str, Any]) -> None:
-    """The same by hand."""
+    """Train the model of `warm` with plain actors of Ray, as a script would do by hand."""
     checkpoint, done = tune.get_checkpoint(), 0
     if checkpoint:
         with checkpoint.as_directory() as folder:
@@ -112,14 +112,14 @@ def cold(config: dict[str, Any]) -> None:
 
 
 def resize(make: Callable[[RASDAScheduler], Any], folder: str) -> dict[str, float]:
-    """One trial that grows from 1 to 8 workers."""
+    """Run one trial that grows from 1 to 8 workers, and return the seconds of each resize."""
     scheduler, clock = RASDAScheduler(max_t=5, grace_period=1), Clock()
     fit(make(scheduler), folder, scheduler, 1, {"iterations": 5}, callbacks=[clock])
     return clock.between()
 
 
 def start(make: Callable[[RASDAScheduler], Any], folder: str) -> dict[str, float]:
-    """32 trials of one short iteration on 8 slots."""
+    """Run 32 trials of one short iteration on 8 slots, and return the seconds."""
     scheduler = RASDAScheduler(max_t=1)
     began = time.monotonic()
     fit(make(scheduler), folder, scheduler, 32, {"iterations": 1})
@@ -127,7 +127,7 @@ def start(make: Callable[[RASDAScheduler], Any], folder: str) -> dict[str, float
 
 
 def fit(trainable: Any, folder: str, scheduler: RASDAScheduler, trials: int, config: dict, **run: Any) -> None:
-    """Runs an experiment and sees that nothing failed."""
+    """Run an experiment, and check that nothing failed."""
     results = tune.Tuner(
         trainable,
         param_space={**config, "x": tune.uniform(0, 1)},
@@ -152,7 +152,7 @@ def main() -> None:
         print(f"load average {loads[0]:.1f}: other work will be measured, too")
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
     folder = tempfile.mkdtemp(prefix="ray-overhead-")
-    # The fork servers start once in a session; what they cost then is not a resize's.
+    # The fork servers start once in a session. This first search pays for that, so that no measured resize does.
     start(makers["warm"], folder)
     for _ in range(given.repeats):
         for measure in (resize, start):
@@ -168,10 +168,10 @@ def main() -> None:
 
 
 def summary(seconds: dict[str, dict[str, list[float]]], loads: list[float]) -> dict[str, Any]:
-    """What was measured so far, and where.
+    """Summarize the measurements so far and the machine.
 
     Args:
-        seconds: "cold" and "warm" -> what was measured -> seconds of each repeat.
+        seconds: `seconds["cold"][what]` and `seconds["warm"][what]` are the seconds of each repeat of a measurement.
         loads: Load averages, the first one before the start.
     """
     both = [what for what in seconds["cold"] if len(seconds["cold"][what]) == len(seconds["warm"].get(what, ()))]
@@ -189,7 +189,7 @@ def summary(seconds: dict[str, dict[str, list[float]]], loads: list[float]) -> d
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The result as a table."""
+    """Return a page with the result as a table."""
     load, machine, rows = result["load average"], result["machine"], []
     versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
     where = f"{result['date'][:10]}, {machine['processor']}, {machine['cores']} cores under "
@@ -205,7 +205,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def busy(result: dict[str, Any]) -> bool:
-    """Whether other work was running when the measurement began."""
+    """Tell whether other work was running when the measurement began."""
     return bool(result["load average"]["start"] > QUIET)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class StandInController:
-    """Calls a scheduler as Ray Tune's controller does, and trains nothing: trials report in turn."""
+    """Calls a scheduler as Ray Tune's controller does, but trains nothing. Trials report in turn."""
 
     def __init__(self, rule: Any, scores: list[list[float]], folder: str) -> None:
         self._rule, self._scores, self._folder = rule, scores, folder
@@ -22,11 +22,11 @@ class StandInController:
         self.search_alg = SimpleNamespace(on_trial_result=lambda trial_id, result: None)
 
     def get_live_trials(self) -> list[Any]:
-        """All but those that are over."""
+        """Return all trials that are not over."""
         return list(self._live.values())
 
     def update_max_pending_trials(self, limit: int) -> None:
-        """Ask for new trials only where the scheduler lets Ray do so."""
+        """Ask for new trials only if the scheduler lets Ray do so."""
         self._wants_more = limit > 0
 
     def run(self) -> None:
@@ -67,7 +67,7 @@ class StandInController:
 
 
 def stand_in_trial(number: int, folder: str) -> Any:
-    """The part of one of Ray Tune's trials that a scheduler sees."""
+    """Make a stand-in for one of Ray Tune's trials, with the parts that a scheduler sees."""
     from pyarrow.fs import LocalFileSystem
     from ray.tune.trainable import FunctionTrainable
 
@@ -85,7 +85,7 @@ def stand_in_trial(number: int, folder: str) -> Any:
 
 @cache
 def _one_cpu() -> Any:
-    """Stands for the objects that Ray makes for each trial, in a time of its own."""
+    """Return one object for all trials. Ray makes one for each trial, which takes time that does not count here."""
     from ray.tune import PlacementGroupFactory
 
     return PlacementGroupFactory([{"CPU": 1.0}])

@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 def options(doc: str | None, *, data: bool = False) -> argparse.ArgumentParser:
-    """A parser with the benchmark's docstring as its help, `--out`, and `--data` where it reads data sets."""
+    """Make a parser with the benchmark's docstring as its help, `--out` and, if `data` is True, `--data`."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result files")
     if data:
@@ -34,7 +34,7 @@ def options(doc: str | None, *, data: bool = False) -> argparse.ArgumentParser:
 
 
 def environment(*packages: str, **more: Any) -> Row:
-    """Hardware, day, load, versions, and what else a reader needs to judge or repeat the numbers."""
+    """Return hardware, date, load and versions, and `more` facts with which readers can judge or repeat the numbers."""
     return {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "cpu": cpu_model(),
@@ -47,7 +47,7 @@ def environment(*packages: str, **more: Any) -> Row:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """The version of each package."""
+    """Return the version of each package."""
     return {package: version(package) for package in packages}
 
 
@@ -73,7 +73,7 @@ def save(path: Path, result: Any, page: str) -> None:
 
 
 def save_lines(path: Path, result: Row, many: str) -> None:
-    """Write a result file, with a line for each entry of the list of this name; it is there whole or not at all."""
+    """Write a result file, with a line for each entry of the list `result[many]`. It is written whole or not at all."""
     lines = ",\n  ".join(json.dumps(entry) for entry in result[many])
     head = json.dumps({name: value for name, value in result.items() if name != many}, indent=1)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,19 +83,19 @@ def save_lines(path: Path, result: Row, many: str) -> None:
 
 
 def texts(page: str) -> dict[str, str]:
-    """The texts of a page by name: in `pages/PAGE.txt`, each stands below its name in brackets."""
+    """Return the texts of a page by name. In `pages/PAGE.txt`, each text stands below its name in brackets."""
     parts = re.split(r"^\[(.+)\]\n", (Path(__file__).parent / "pages" / f"{page}.txt").read_text(), flags=re.M)
     return {name: text.strip() for name, text in zip(parts[1::2], parts[2::2])}
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A Markdown table: a line a row, whose columns have the names of its entries."""
+    """Return a Markdown table with a line for each row. The names of the first row's entries are the columns."""
     names = list(rows[0])
     return columns([name.replace("_", " ") for name in names], ([row[name] for name in names] for row in rows))
 
 
 def columns(names: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
-    """A Markdown table with these columns."""
+    """Return a Markdown table with these columns."""
     lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
     return "\n".join([*lines, *(f"| {' | '.join(map(_cell, row))} |" for row in rows)])
 
@@ -113,5 +113,5 @@ def _cell(value: Any) -> str:
 
 
 def spread(values: Sequence[float], how: str = ".2f") -> str:
-    """Median, least and most."""
+    """Return the median, the least and the most of some values as text."""
     return f"{median(values):{how}} [{min(values):{how}}, {max(values):{how}}]"

@@ -39,7 +39,7 @@ AUTHORS: tuple[Callable[[Path], Iterable[Answer]], ...] = (
     studies.in_bubbles,
     tune.own_cost,
 )
-"""Those who answer, in the order of the page."""
+"""Functions that return the answers, in the order of the page."""
 
 PICTURES = {"rasda_beyond.png": "RASDA and its neighbours in virtual time: GPUs held, run times, GPU hours"}
 """Figures of the folder of results that end the page."""
@@ -55,7 +55,7 @@ seeds and versions, and the command that measures each number again. Numbers are
 
 
 def answers(folder: Path) -> list[Answer]:
-    """Return the answers of a folder of results; a benchmark without a file has none."""
+    """Return the answers from a folder of results. A benchmark without a result file gives no answer."""
     return [answer for author in AUTHORS for answer in author(folder)]
 
 
@@ -79,7 +79,7 @@ def _anchor(heading: str) -> str:
 
 
 def render(results: Path, folder: str = "results") -> str:
-    """Return the page of a folder of results, which is `folder` as seen from the page."""
+    """Return the page of a folder of results. `folder` is its path relative to the page."""
     return page(answers(results), folder, [name for name in PICTURES if (results / name).exists()])
 
 

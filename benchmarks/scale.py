@@ -51,13 +51,13 @@ CPU = torch.device("cpu")
 
 
 def traces(trials: int) -> Numbers:
-    """Symbolic traces that `tune` makes of a model without a width argument, all of whose trials have one structure."""
+    """Count the symbolic traces that `tune` makes of a model without a width argument, if all trials are alike."""
     from torch.fx.experimental import symbolic_shapes
 
     init = symbolic_shapes.ShapeEnv.__init__
     with (
         mock.patch.object(symbolic_shapes.ShapeEnv, "__init__", autospec=True, side_effect=init) as made,
-        mock.patch.dict(os.environ, {ONE_PROCESS: "1"}),  # where it can be counted
+        mock.patch.dict(os.environ, {ONE_PROCESS: "1"}),  # traces can be counted only in this process
     ):
         _tune(_no_width_argument, trials, sweep=SweepConfig(surrogate=0.5, fusion=8))
     return {"traces": made.call_count}
@@ -68,9 +68,9 @@ def _no_width_argument(config: Mapping[str, Any]) -> nn.Module:
 
 
 def dispatch(waiting: int, each: int = 4, repeats: int = 3) -> Numbers:
-    """CPU milliseconds in which a device of 8 cores gets its next groups, where so many trials of each kind wait."""
+    """Measure the CPU milliseconds in which a device of 8 cores gets its next groups; `each` trials of a kind wait."""
     widths, count = Widths(4, 2, {1: 100.0, 4: 250.0}), waiting // each
-    # Made anew each time, as by a dispatch: they remember what they were asked.
+    # Made again for each repeat, as a dispatch makes them, because they remember earlier answers.
     asked = [
         {f"kind-{k}": WaitingKind(range(k, waiting, count), widths, steps=10.0 + k) for k in range(count)}
         for _ in range(repeats)
@@ -79,7 +79,7 @@ def dispatch(waiting: int, each: int = 4, repeats: int = 3) -> Numbers:
 
 
 def _tune(model_fn: Any, trials: int, **settings: Any) -> None:
-    """A search whose data are one batch."""
+    """Run a search whose data are one batch."""
     x, y = torch.randn(8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 2
     with tempfile.TemporaryDirectory() as folder:
         given: dict[str, Any] = {
@@ -95,9 +95,9 @@ def _tune(model_fn: Any, trials: int, **settings: Any) -> None:
 
 
 def resume(members: int, kept: int, repeats: int = 3) -> Numbers:
-    """CPU seconds that members of a fused group take to go on from its checkpoint, and that they take from scratch.
+    """Measure the CPU seconds of members of a fused group that go on from its checkpoint, and of those from scratch.
 
-    One step of a model of 20 layers, so that nearly all of the time is that of building and loading it.
+    They do one step of a model of 20 layers, so nearly all of the time is spent on building and loading it.
     """
     trials = {number: Trial(number, {"lr": 0.1, "batch_size": 4}) for number in range(members)}
     first = _group_task(range(members), 0)
@@ -134,7 +134,7 @@ def _problem(model_fn: Any) -> Problem:
 
 
 def examples_read(ranks: int, examples: int) -> Numbers:
-    """Examples that all ranks together read in an epoch of a Dataset, over those that it has."""
+    """Return the number of examples that all ranks together read in an epoch of a Dataset, over its length."""
 
     class Counted(Dataset):
         read = 0
@@ -154,7 +154,7 @@ def examples_read(ranks: int, examples: int) -> Numbers:
 
 
 def scheduler(trials: int) -> Numbers:
-    """CPU seconds of `RASDAScheduler` itself, without Ray's own, over a search on 64 workers."""
+    """Measure the CPU seconds of `RASDAScheduler` itself in a search on 64 workers, without those of Ray."""
     from hydro_rasda import RASDAScheduler
 
     rule = RASDAScheduler(max_t=8, metric="loss", mode="min")
@@ -165,7 +165,7 @@ def scheduler(trials: int) -> Numbers:
 
 
 def simulator(gpus: int, trials: int, max_t: int = 81, repeats: int = 3) -> Numbers:
-    """Microseconds of CPU time for each event of a simulated search, half of which are decisions; events a minute."""
+    """Measure the CPU time for each event of a simulated search, and the events a minute. Half are decisions."""
     plan = Plan(RASDA(max_t, 1))
     workload, cluster = power_law(trials, max_t, 0), Cluster.uniform(gpus)
     cost = CostModel(step_seconds=0.1, steps=100, restart_seconds=10.0, epoch_noise=0.05)
@@ -175,7 +175,7 @@ def simulator(gpus: int, trials: int, max_t: int = 81, repeats: int = 3) -> Numb
 
 
 def fold(lines: int, stops: Sequence[int], trials: int, group: int, repeats: int = 3) -> Numbers:
-    """CPU seconds in which a journal of so many lines is read, and folded into a history: the best of a few readings.
+    """Measure the CPU seconds in which a journal of `lines` lines is read and folded into a history; the least counts.
 
     Args:
         stops: Epochs after which a decision lets the better half of the trials train on.
@@ -196,7 +196,7 @@ def fold(lines: int, stops: Sequence[int], trials: int, group: int, repeats: int
 
 
 def _write_journal(path: Path, lines: int, stops: Sequence[int], trials: int, group: int) -> None:
-    """Write the journal of a sweep, with at least so many lines."""
+    """Write the journal of a sweep, with at least `lines` lines."""
     rng, total, written, decisions = np.random.default_rng(0), 0, 0, 0
 
     def unit(key: str, value: Any, told: Sequence[JournalLine] = ()) -> None:
@@ -253,7 +253,7 @@ class Measure(NamedTuple):
     """A line of the table.
 
     Attributes:
-        measure: Gives numbers; `unit` is one of them.
+        measure: Returns numbers by name. The line shows the number that is named `unit`.
     """
 
     what: str
@@ -288,14 +288,14 @@ ROWS = {
 
 
 def measured(row: Measure) -> dict[str, Any]:
-    """A row's number, and when, on what and under which load it was measured."""
+    """Measure a row's number, and return it with the date, the load and the processor."""
     before = environment()
     number = row.measure()[row.unit]
     return {"number": number} | {name: before[name] for name in ("date", "load", "cpu")}
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The result as a table."""
+    """Return a page with the result as a table."""
     machine, rows = result["environment"], []
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     where = f"{machine['cpu']}, where a row names no other, {machine['cores']} cores, Python {machine['python']}, "
@@ -313,7 +313,7 @@ def _when(cell: dict[str, Any], cpu: str) -> str:
 
 
 def shown(cell: dict[str, Any] | None, row: Measure) -> str:
-    """A number with its unit; "-" where it was not measured."""
+    """Return a number with its unit; "-" if it was not measured."""
     if cell is None:
         return "-"
     number = cell["number"]
@@ -333,7 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in given.rows or ROWS:
         cell = measured(ROWS[name])
         print(f"{name}: {shown(cell, ROWS[name])}   load {cell['load']}", flush=True)
-        # Read anew for each row: a measurement beside this one may have written another.
+        # Read the file again for each row, because a measurement beside this one may have written another row.
         result = {"environment": environment(versions=VERSIONS), **read(given.out / FILE, {"before": {}, "now": {}})}
         result["now"][name] = cell
         save(given.out / FILE, result, markdown(result))

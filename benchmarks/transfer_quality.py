@@ -36,7 +36,7 @@ LR_RANGE = {"sgd": (1e-4, 3.0), "adamw": (1e-5, 1e-1)}
 
 
 def sample_configs(task: TransferTask, count: int, seed: int = 0) -> list[Config]:
-    """Random configurations of the task's space, the same for the same seed."""
+    """Draw random configurations of the task's space, the same for the same seed."""
     rng = np.random.default_rng(seed)
     low, high = LR_RANGE[task.optimizer]
     momentum = "momentum" if task.optimizer == "sgd" else "beta1"
@@ -54,7 +54,7 @@ def sample_configs(task: TransferTask, count: int, seed: int = 0) -> list[Config
 
 
 def run_trial(task: TransferTask, config: Config, width_ratio: float, *, plain: bool, seed: int) -> float:
-    """Train one configuration at one width; its validation score."""
+    """Train one configuration at one width, and return its validation score."""
     torch.manual_seed(seed)
     model = _ordinary(task, config, width_ratio) if plain else make_surrogate(task.model_fn, config, width_ratio)
     optimizer = make_optimizer(model, {"weight_decay": 0.0, **config})  # not torch's default
@@ -85,7 +85,7 @@ def study(task: TransferTask, configs: Sequence[Config], ratios: Sequence[float]
     rows = []
     for ratio, scheme in [(1.0, "reseed"), *((ratio, scheme) for ratio in ratios for scheme in ("muP", "plain"))]:
         started = time.perf_counter()
-        # The full width against itself under other seeds: no narrow model can be expected to rank better than that.
+        # The full width is also compared with itself under other seeds. No narrow model can rank better than that.
         first_seed = 10_000 if scheme == "reseed" else 0
         narrow = _scores(task, configs, ratio, plain=scheme != "muP", first_seed=first_seed)
         seconds = round(time.perf_counter() - started, 1)
@@ -96,7 +96,7 @@ def study(task: TransferTask, configs: Sequence[Config], ratios: Sequence[float]
 
 
 def seed_spread(task: TransferTask, config: Config, seeds: int) -> float:
-    """Standard deviation of one configuration's full-size score over seeds."""
+    """Return the standard deviation of one configuration's full-size score over seeds."""
     scores = [run_trial(task, config, 1.0, plain=True, seed=1000 + seed) for seed in range(seeds)]
     return statistics.stdev(scores)
 
@@ -118,13 +118,13 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def study_environment() -> Row:
-    """Hardware, day and versions, and the threads that are used."""
+    """Return hardware, date and versions, and the number of threads that are used."""
     machine = f"{cpu_model()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s) used"
     return environment("torch", machine=machine)
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """One panel for each scheme and ratio: the narrow model's score against the wide one's."""
+    """Draw one panel for each scheme and ratio: the narrow model's score against the wide one's."""
     from matplotlib.figure import Figure
 
     narrow = [row for row in result["rows"] if row["scheme"] != "reseed"]
@@ -161,7 +161,7 @@ def main() -> None:
 
 
 def write_page(folder: Path) -> None:
-    """Render what is there of all tasks as `transfer_quality.md`, followed by `transfer_notes.md`."""
+    """Write the results of all tasks that were run to `transfer_quality.md`, followed by `transfer_notes.md`."""
     found = [folder / f"transfer_{name}.json" for name in ("digits", "cifar10", "shakespeare")]
     tables = [_table(json.loads(path.read_text())) for path in found if path.exists()]
     notes = [path.read_text() for path in folder.glob("transfer_notes.md")]

@@ -20,7 +20,7 @@ CONTEXT = 32
 
 @dataclass(frozen=True)
 class TransferTask:
-    """What is trained, on what, and how it is scored.
+    """A model function, its data, and its score.
 
     Attributes:
         optimizer: "sgd" or "adamw".
@@ -37,7 +37,7 @@ class TransferTask:
 
     @property
     def mode(self) -> Literal["min", "max"]:
-        """Which way is better."""
+        """Return "max" if a larger score is better, else "min"."""
         return "max" if self.score == "accuracy" else "min"
 
 
@@ -45,8 +45,8 @@ def load_task(name: str, data: Path) -> TransferTask:
     """Build a task by name.
 
     Raises:
-        ValueError: There is no such task.
-        FileNotFoundError: Its data file is missing; the message says where it was looked for.
+        ValueError: if there is no such task.
+        FileNotFoundError: if its data file is missing. The message has the path of the file.
     """
     if name not in TASKS:
         raise ValueError(f"task is {name!r}, but must be one of {sorted(TASKS)}")
@@ -54,7 +54,7 @@ def load_task(name: str, data: Path) -> TransferTask:
 
 
 def digits(data: Path) -> TransferTask:
-    """scikit-learn's 8x8 digits, a 4-layer MLP 512 wide."""
+    """Make a task of scikit-learn's 8x8 digits and a 4-layer MLP 512 wide."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -71,16 +71,16 @@ def _mlp(config: Config, width_ratio: float) -> nn.Module:
 
 
 def cifar10(data: Path) -> TransferTask:
-    """CIFAR-10 at 16x16 pixels, 2,000 images to train on and 1,000 to score; a CNN of 64 to 128 channels."""
+    """Make a task of CIFAR-10 at 16x16 pixels, 2,000 to train and 1,000 to score, and a CNN of 64 to 128 channels."""
     (x, y), (x_val, y_val) = cifar_images(data, "train", 0, 2000), cifar_images(data, "test", 0, 1000)
     return TransferTask("cifar10", _cnn, (avg_pool2d(x, 2), y), (avg_pool2d(x_val, 2), y_val), 4, "sgd", "accuracy")
 
 
 def cifar_images(data: Path, part: str, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """Images [N, 3, 32, 32] in [-1, 1] and labels [N] of the part "train" or "test".
+    """Return images [N, 3, 32, 32] in [-1, 1] and labels [N] of the part "train" or "test".
 
     Raises:
-        FileNotFoundError: The data file is missing; the message says where it was looked for.
+        FileNotFoundError: if the data file is missing. The message has its path.
     """
     from PIL import Image
 
@@ -103,7 +103,7 @@ def _cnn(config: Config, width_ratio: float) -> nn.Module:
 
 
 def shakespeare(data: Path) -> TransferTask:
-    """Characters of tiny shakespeare in windows of 32; a pre-norm transformer of 2 layers, 128 wide, heads of 16."""
+    """Make a task of tiny shakespeare in windows of 32 characters and a pre-norm transformer, 2 layers, 128 wide."""
     tokens, vocabulary = shakespeare_tokens(data)
     return TransferTask(
         name="shakespeare",
@@ -117,10 +117,10 @@ def shakespeare(data: Path) -> TransferTask:
 
 
 def shakespeare_tokens(data: Path) -> tuple[Tensor, int]:
-    """The text as numbers [N] of its characters, and how many different characters there are.
+    """Return the text as numbers [N] of its characters, and the number of different characters.
 
     Raises:
-        FileNotFoundError: The data file is missing; the message says where it was looked for.
+        FileNotFoundError: if the data file is missing. The message has its path.
     """
     text = existing(data / "tinyshakespeare" / "input.txt").read_text()
     place = {character: i for i, character in enumerate(sorted(set(text)))}
@@ -128,13 +128,13 @@ def shakespeare_tokens(data: Path) -> tuple[Tensor, int]:
 
 
 def windows(tokens: Tensor, start: int, count: int) -> tuple[Tensor, Tensor]:
-    """`count` windows of CONTEXT characters from `start` on, and what follows each: [count, CONTEXT] twice."""
+    """Return `count` windows of CONTEXT characters from `start` on, and the next character at each position."""
     part = tokens[start : start + CONTEXT * count + 1]
     return part[:-1].view(count, CONTEXT), part[1:].view(count, CONTEXT)
 
 
 class CharTransformer(nn.Module):
-    """A causal language model over characters: tokens [N, T] -> logits [N, T, vocabulary]. A head keeps its size."""
+    """A causal language model over characters: tokens [N, T] -> logits [N, T, vocabulary]. Heads have a fixed size."""
 
     mask: Tensor
 
@@ -154,7 +154,7 @@ class CharTransformer(nn.Module):
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(CONTEXT), persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the next character at each place."""
+        """Return the logits of the next character at each position."""
         hidden = self.embedding(tokens) + self.position
         for block in self.blocks:
             hidden = block(hidden, src_mask=self.mask, is_causal=True)
@@ -163,12 +163,12 @@ class CharTransformer(nn.Module):
 
 
 def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Mean cross-entropy in nats, over samples and places."""
+    """Return the mean cross-entropy in nats, over samples and positions."""
     return cross_entropy(model(x).flatten(0, -2), y.flatten())
 
 
 def score_of(task: TransferTask, model: nn.Module) -> float:
-    """Validation score; NaN for a model that diverged."""
+    """Return the validation score; NaN for a model that diverged."""
     x, y = task.val
     model.eval()
     with torch.no_grad():
@@ -180,10 +180,10 @@ def score_of(task: TransferTask, model: nn.Module) -> float:
 
 
 def existing(path: Path) -> Path:
-    """The path of a data file.
+    """Return the path of a data file.
 
     Raises:
-        FileNotFoundError: It is missing; the message says where it was looked for.
+        FileNotFoundError: if it is missing. The message has its path.
     """
     if not path.exists():
         raise FileNotFoundError(

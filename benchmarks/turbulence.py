@@ -4,10 +4,10 @@ In vorticity form, on the periodic square [0, 2 pi)^2, with the stream function 
 
     d omega / dt + u . grad omega = nu laplacian(omega),   u = (d psi / dy, -d psi / dx),   omega = -laplacian(psi)
 
-Derivatives are taken in Fourier space, products on the grid; products are dealiased by the 2/3 rule (Orszag 1971), so
-that the nonlinear term conserves energy and enstrophy but for the error in time. Time steps are fourth-order
-Runge-Kutta, the viscous term by its integrating factor, exactly. Turbulence decays freely from a random field
-(McWilliams 1984, doi:10.1017/S0022112084001750), which is what makes vortices that merge.
+Derivatives are taken in Fourier space, and products on the grid. Products are dealiased by the 2/3 rule (Orszag 1971),
+so the nonlinear term conserves energy and enstrophy, except for the error in time. Time steps are fourth-order
+Runge-Kutta. An integrating factor treats the viscous term exactly. Turbulence decays freely from a random field
+(McWilliams 1984, doi:10.1017/S0022112084001750), in which vortices form and merge.
 
 Shapes: a field is [..., n, n], indexed [x, y]; leading axes are independent flows.
 """
@@ -38,13 +38,13 @@ class Solver:
     dt: float
 
     def wavenumbers(self) -> tuple[Tensor, Tensor]:
-        """kx [n, 1] and ky [1, n/2 + 1] of the real transform."""
+        """Return kx [n, 1] and ky [1, n/2 + 1] of the real transform."""
         kx = torch.fft.fftfreq(self.n, 1 / self.n, dtype=torch.float64)
         ky = torch.fft.rfftfreq(self.n, 1 / self.n, dtype=torch.float64)
         return kx[:, None], ky[None, :]
 
     def run(self, vorticity: Tensor, steps: int) -> Tensor:
-        """The field `steps` time steps later, in double precision."""
+        """Return the field `steps` time steps later, in double precision."""
         kx, ky = self.wavenumbers()
         square = kx**2 + ky**2
         inverse = torch.where(square > 0, 1 / square.clamp(min=1.0), 0.0)
@@ -52,7 +52,7 @@ class Solver:
         half = torch.exp(-self.viscosity * square * self.dt / 2)
 
         def slope(w: Tensor) -> Tensor:
-            """-u . grad omega in Fourier space."""
+            """Return -u . grad omega in Fourier space."""
             psi = w * inverse
             terms = torch.stack([1j * ky * psi, 1j * kx * w, -1j * kx * psi, 1j * ky * w])
             u, w_x, v, w_y = torch.fft.irfft2(terms, s=(self.n, self.n))
@@ -70,25 +70,26 @@ class Solver:
         return field
 
     def energy(self, vorticity: Tensor) -> Tensor:
-        """Mean kinetic energy <|u|^2> / 2 of each flow."""
+        """Return the mean kinetic energy <|u|^2> / 2 of each flow."""
         kx, ky = self.wavenumbers()
         square = kx**2 + ky**2
         w = torch.fft.rfft2(vorticity.double(), norm="forward")
-        # The real transform holds one of each pair of conjugates, but for ky = 0 and the highest ky.
+        # The real transform holds one number of each conjugate pair, except for ky = 0 and the highest ky.
         twice = torch.where((ky == 0) | (ky == self.n / 2), 1.0, 2.0)
         total: Tensor = (twice * w.abs() ** 2 / square.clamp(min=1.0)).sum((-2, -1))
         return total / 2
 
 
 def enstrophy(vorticity: Tensor) -> Tensor:
-    """Mean <omega^2> / 2 of each flow; energy decays at 2 nu times it."""
+    """Return the mean <omega^2> / 2 of each flow. Energy decays at the rate 2 nu times this."""
     return vorticity.double().square().mean((-2, -1)) / 2
 
 
 def random_vorticity(flows: int, n: int, seed: int) -> Tensor:
-    """Random fields [flows, n, n] of unit root-mean-square velocity.
+    """Draw random fields [flows, n, n] of unit root-mean-square velocity.
 
-    The energy spectrum is E(k) ~ k / (1 + (k / k0)^4), as McWilliams' but for its peak at k0, with random phases.
+    The energy spectrum is E(k) ~ k / (1 + (k / k0)^4), as in McWilliams' paper but with its peak at k0. Phases are
+    random.
     """
     noise = torch.randn(flows, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     solver = Solver(n, 0.0, 0.0)
@@ -102,11 +103,11 @@ def random_vorticity(flows: int, n: int, seed: int) -> Tensor:
 
 
 def snapshots(flows: int, frames: int, n: int = 64, seed: int = 0) -> Tensor:
-    """Vorticity [flows, frames, n, n] of freely decaying flows, in float32, over the root-mean-square of all of it.
+    """Return the vorticity [flows, frames, n, n] of freely decaying flows, in float32, divided by its root mean square.
 
-    The first frame is taken after a time of 2, when vortices have formed; the others lie 0.5 apart (an eddy turns over
-    in about 2 pi / k0 = 1). The Reynolds number of a unit velocity and length is 1,000. A step is a quarter of what a
-    flow of speed 1 needs to cross a grid cell; the fastest velocities are about three times that.
+    The first frame is taken after a time of 2, when vortices have formed. The others lie 0.5 apart (an eddy turns over
+    in about 2 pi / k0 = 1). The Reynolds number of a unit velocity and length is 1,000. A step is a quarter of the time
+    in which a flow of speed 1 crosses a grid cell. The fastest velocities are about 3.
     """
     solver = Solver(n, viscosity=1e-3, dt=math.pi / (2 * n))
     every = round(0.5 / solver.dt)

@@ -1,6 +1,6 @@
 """Drive the engine of `tune` in virtual time: devices that train nothing, but fail, leave and come back.
 
-All else is what a search does: the sweep and the race with their rules, the queue of groups, the journal, checkpoints.
+All else is as in a real search: the sweep and the race with their rules, the queue of groups, journal and checkpoints.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ AWAY = 5.0
 
 
 class _Event(NamedTuple):
-    """The end of a task, or of a device's absence (no task), at a virtual time; `number` tells equal times apart."""
+    """The end of a task, or of a device's absence (no task), at a virtual time. `number` orders equal times."""
 
     at: float
     number: int
@@ -149,17 +149,17 @@ class _Given:
         return []
 
     def hear(self, key: str, unit: Unit) -> None:
-        """Nothing depends on it."""
+        """Do nothing, because all configurations are known."""
 
     def close(self, number: int) -> None:
-        """Nothing depends on it."""
+        """Do nothing, because all configurations are known."""
 
 
 def engine(trials: int, devices: int) -> Numbers:
-    """CPU milliseconds of the driver for each finished task of a search, and the MB that its process holds in the end.
+    """Measure the driver's CPU milliseconds for each finished task of a search, and the most MB that its process held.
 
     The time of the virtual devices does not count. Checkpoints and journal are written to a folder in memory if the
-    system has one, and never forced to a disk: that time is the disk's.
+    system has one. They are never forced to a disk, because the time of the disk does not count.
     """
     memory = _MEMORY if os.path.isdir(_MEMORY) else None
     with tempfile.TemporaryDirectory(dir=memory) as folder, mock.patch.object(os, "fsync", _never_forced):
@@ -180,7 +180,7 @@ def _never_forced(file: int) -> None:
 
 
 def _run(path: Path, trials: int) -> tuple[Run, _Given]:
-    """A run whose models are built already, of three structures."""
+    """Make a run that has already recorded the kinds of its models, of three structures, so none is built."""
     cpu = torch.device("cpu")
     data = make_batches((torch.zeros(4, 16), torch.zeros(4, dtype=torch.int64)), "train_data", cpu, 0)
     race, sweep = RaceConfig(top_k=4), SweepConfig(surrogate=0.5)

@@ -18,19 +18,19 @@ TOKENS = 32
 
 
 def counting_by(step: int) -> Tensor:
-    """One sentence for each token that it can begin with."""
+    """Return one sentence for each token with which a sentence can begin."""
     return (torch.arange(TOKENS)[:, None] + step * torch.arange(8)) % TOKENS
 
 
 def objective(model: Any, batch: tuple[Tensor]) -> dict[str, Tensor]:
-    """How well the next token is predicted."""
+    """Return the loss of predicting the next token."""
     (tokens,) = batch
     logits = model(input_ids=tokens, use_cache=False).logits
     return {"loss": F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())}
 
 
 def pretrained() -> nn.Module:
-    """A small Llama that counts by ones."""
+    """Train a small Llama that counts by ones."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=TOKENS, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4
@@ -45,7 +45,7 @@ def pretrained() -> nn.Module:
 
 
 def main() -> None:
-    """Tune, then say what was found."""
+    """Tune, then print the best rank and its loss."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", default="runs", help="folder of the run")
     arguments = parser.parse_args()

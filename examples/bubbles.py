@@ -41,12 +41,12 @@ class Stage(nn.Module):
 
 
 def loss_fn(output: Tensor, target: Tensor) -> Tensor:
-    """Of a micro-batch."""
+    """Return the loss of a micro-batch."""
     return F.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
 def host(rank: int, port: int, source: Path, over: Event) -> None:
-    """One rank of the pipeline: what it trains does not matter to the sweep, nor the sweep to it."""
+    """Train one rank of the pipeline. Its training and the sweep do not depend on each other."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     torch.manual_seed(rank)
@@ -54,7 +54,7 @@ def host(rank: int, port: int, source: Path, over: Event) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = Schedule1F1B(PipelineStage(model, rank, 2, torch.device("cpu")), MICRO_BATCHES, loss_fn)
     x = torch.randint(TOKENS, (8 * MICRO_BATCHES, LENGTH))
-    with hydro_rasda.bubbles.bubbles(schedule, source) as guest:  # the only line that a host gets
+    with hydro_rasda.bubbles.bubbles(schedule, source) as guest:  # the only line that a host needs
         enough = torch.tensor(False)
         while not enough:
             losses: list[Tensor] = []
@@ -65,19 +65,19 @@ def host(rank: int, port: int, source: Path, over: Event) -> None:
             dist.broadcast(enough, 0)
     share = guest.open / max(guest.waited, 1e-9)
     told = f"rank {rank}: {guest.steps} steps; {guest.waited:.0f} s of bubbles, {share:.0%} of them open to guests"
-    # The end of the line with it: `print` writes it apart, and ranks write at the same time.
+    # Write the text and the end of the line at once: `print` writes them apart, and both ranks may write at once.
     sys.stdout.write(f"{told}\n")
     dist.destroy_process_group()
 
 
 def model_fn(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
-    """What is tuned: a classifier of digits."""
+    """Build the model that is tuned, a classifier of digits."""
     width = round(256 * width_ratio)
     return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
 
 
 def sweep(source: Path, runs: Path) -> hydro_rasda.TuneResult:
-    """An ordinary call of `tune`, but for its backend."""
+    """Call `tune` as usual, except for its backend."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -118,7 +118,7 @@ def main() -> None:
         for rank in ranks:
             rank.start()
         try:
-            # Elsewhere, the tuner has a machine of its own; here it does not stand in the host's way.
+            # Usually, the tuner has a machine of its own. Here, the lowest priority keeps it out of the host's way.
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
             sweep(Path(folder), arguments.runs)
         finally:

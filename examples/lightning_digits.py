@@ -34,12 +34,12 @@ class Classifier(LightningModule):
         self.head = nn.Linear(width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, 64] pixels -> [N, 10] logits."""
+        """Map pixels [N, 64] to logits [N, 10]."""
         logits: Tensor = self.head(self.body(x))
         return logits
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         return F.cross_entropy(self(batch[0]), batch[1])
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -49,7 +49,7 @@ class Classifier(LightningModule):
         self.log("val_acc", (logits.argmax(1) == batch[1]).float().mean())
 
     def configure_optimizers(self) -> Any:
-        """AdamW over one cycle."""
+        """Return AdamW, and a schedule of one cycle."""
         optimizer = torch.optim.AdamW(self.parameters(), self.learning_rate, weight_decay=self.weight_decay)
         scheduler = torch.optim.lr_scheduler.OneCycleLR(
             optimizer, self.learning_rate, int(self.trainer.estimated_stepping_batches), cycle_momentum=False
@@ -58,7 +58,7 @@ class Classifier(LightningModule):
 
 
 def module_fn(config: dict[str, Any]) -> Classifier:
-    """The module of a configuration."""
+    """Build the module of a configuration."""
     return Classifier(config["learning_rate"], config["weight_decay"])
 
 

@@ -11,7 +11,7 @@ LEARNING_RATES = (0.003, 0.01, 0.03, 0.1)
 
 
 def train(architecture: str, lr: float) -> dict[str, float]:
-    """A training of your own: any code that ends. What it returns is kept; what it prints is in its log."""
+    """Train a model. A job may be any code that ends: its return value is kept, and its prints go to its log."""
     import torch
     from sklearn.datasets import load_digits
     from torch import nn

@@ -7,7 +7,7 @@ import argparse
 import os
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-# Trials of seconds save more often than Ray thinks wise; yours will not.
+# Trials of a few seconds save so often that Ray would warn. Longer trials do not.
 os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
 
 import ray
@@ -24,7 +24,7 @@ EPOCHS, BATCH = 8, 32
 
 
 def train(worker: Worker) -> None:
-    """Runs on every rank of a trial; a resize starts it again from the checkpoint, on more of them."""
+    """Train on every rank of a trial. A resize starts this function again from the checkpoint, on more ranks."""
     x, y = worker.data
     x_val, y_val, x, y = x[:360], y[:360], x[360:], y[360:]
     torch.manual_seed(0)

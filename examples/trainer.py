@@ -14,7 +14,7 @@ TOKENS = 32
 
 
 def sentences(count: int, seed: int) -> list[dict[str, torch.Tensor]]:
-    """Each counts up by a step of its own, modulo the number of tokens: what comes next can be learnt."""
+    """Return sentences that each count up by their own step, modulo `TOKENS`, so that the next token can be learned."""
     draw = torch.Generator().manual_seed(seed)
     starts, steps = (torch.randint(low, TOKENS, (count, 1), generator=draw) for low in (0, 1))
     tokens = (starts + steps * torch.arange(12)) % TOKENS

@@ -1,7 +1,7 @@
 """A narrow stand-in for a wide model, in maximal update parametrization (muP) relative to the wide model.
 
-Tune the stand-in: its best hyperparameters are best for the wide model, too. The wide model stays an ordinary model in
-standard parametrization under its ordinary optimizer. Source: Yang et al., "Tensor Programs V" (arXiv:2203.03466),
+Tune the stand-in. Its best hyperparameters are near the best of the wide model. The wide model stays an ordinary model
+in standard parametrization under its ordinary optimizer. Source: Yang et al., "Tensor Programs V" (arXiv:2203.03466),
 table 8.
 """
 
@@ -13,7 +13,7 @@ from surrogate.shrink import ShrinkPlan, plan_shrink, shrink
 from surrogate.transfer import plain_score_fn, transfer_check
 from surrogate.transfer_verdict import compare_rankings, doubtful_hyperparameters
 
-__distribution__ = "hydro-rasda"  # tells this package from others of the same name
+__distribution__ = "hydro-rasda"  # distinguishes this package from others of the same name
 
 __all__ = [
     "PlanMismatch",

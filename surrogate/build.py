@@ -1,4 +1,4 @@
-"""`make_surrogate`: a narrow model from a function that takes a width ratio."""
+"""`make_surrogate` builds a narrow model from a function that takes a width ratio."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ ModelFn = Callable[[Any, float], nn.Module]
 
 @dataclass(frozen=True)
 class SurrogatePlan:
-    """Plan of the surrogates of a model function, as plain values.
+    """Plain values about a surrogate and its target, so that `make_surrogate` need not build the target.
 
     Attributes:
-        params: Parameter name -> its widths.
-        factors: Parameter name -> factor of its initial values.
+        params: Parameter name -> its shapes in the surrogate and in the target.
+        factors: Parameter name -> factor by which its initial values are multiplied.
         target_heads: Module name -> size of an attention head in the target.
     """
 
@@ -77,16 +77,16 @@ def make_surrogate(
     Args:
         model_fn: Called as `model_fn(config, width_ratio)`. Widths may change with the ratio; depth, parameter names
             and the sizes of the model's input and output may not.
-        config: Handed to `model_fn` as it is.
+        config: Passed to `model_fn` unchanged.
         width_ratio: Surrogate width over target width, in (0, 1]. At 1 the result is the target itself, in
             standard parametrization, and every multiplier is 1.
         example_input: One batch (a tensor, a tuple of positional or a dict of keyword arguments). If it is given,
             the surrogate runs on it once, and an output whose size depends on the width is an error.
-        zero_readout: True if readouts start at zero (Tensor Programs V, appendix D.2), so that surrogate and target
-            compute the same function, 0, before the first step. A readout that is tied to an embedding keeps its
-            weights.
-        plan: From `plan_surrogate`, at the same ratio, for a configuration with which `model_fn` builds the same shapes
-            and initial distributions. None finds the plan anew, which takes longer; the result is the same.
+        zero_readout: If True, the readouts (output layers) of a surrogate start at zero (Tensor Programs V, appendix
+            D.2), except weights that are tied to an embedding. If False, they start at the scale that muP asks for.
+        plan: From `plan_surrogate`, at the same ratio. `model_fn` must build the same shapes and initial distributions
+            with `config` as with the configuration of the plan. If None, the plan is made again, which takes longer.
+            The result is the same.
 
     Returns:
         The module that `model_fn` built, with muP's initial scale, readout multipliers as forward-pre-hooks, and its
@@ -96,7 +96,7 @@ def make_surrogate(
         ValueError: if `width_ratio` is no number in (0, 1]. If `model_fn` takes no width ratio, fails, ignores
             the ratio, or returns no `nn.Module`. If the model has other parameters at another width, or grows as the
             ratio falls. If it has a layer of one unit, lazy or meta tensors, or an output that depends on the width.
-        PlanMismatch: if the model has other shapes than `plan`; it is a ValueError.
+        PlanMismatch: if the model has other shapes than `plan`. PlanMismatch is a subclass of ValueError.
     """
     check_width_ratio(width_ratio)
     check_flag("zero_readout", zero_readout)
@@ -121,9 +121,9 @@ def make_surrogate(
 
 
 def plan_surrogate(model_fn: ModelFn, config: Config, width_ratio: float = 1 / 8) -> SurrogatePlan | None:
-    """Make a plan that saves `make_surrogate` from building the target.
+    """Make a plan with which `make_surrogate` need not build the target.
 
-    It holds for all configurations with which `model_fn` builds the same shapes and initial distributions.
+    The plan holds for all configurations with which `model_fn` builds the same shapes and initial distributions.
 
     Args:
         model_fn: As for `make_surrogate`.
@@ -131,8 +131,8 @@ def plan_surrogate(model_fn: ModelFn, config: Config, width_ratio: float = 1 / 8
         width_ratio: Surrogate width over target width, in (0, 1).
 
     Returns:
-        The plan; None if the constructor alone does not tell the size of initial weights, because `make_surrogate` then
-        measures it for each surrogate. The state of torch's random numbers does not change.
+        The plan. None if the constructor does not reveal the size of all initial weights, because `make_surrogate` then
+        measures these sizes for each surrogate. The state of torch's random numbers does not change.
 
     Raises:
         ValueError: if `width_ratio` is no number in (0, 1), or as for `make_surrogate`.
@@ -175,12 +175,12 @@ def parametrize(
     rounded: tuple[str, ...] = (),
     kept: tuple[str, ...] = (),
 ) -> None:
-    """Give a narrow module the multipliers of muP's forward pass and its plan, in place.
+    """Add the multipliers of muP's forward pass, and the `WidthPlan`, to a narrow module, in place.
 
     Args:
         target_heads: Module name -> size of an attention head in the target.
-        rounded: Widths that did not divide and were rounded, one line each.
-        kept: Sizes that stay, with the reason, one line each.
+        rounded: One line for each width that was rounded, because the ratio does not make it a whole number.
+        kept: One line for each size that stays, with the reason.
     """
     readouts, spectral = find_readouts(module, params), find_spectral_scales(module, params)
     logits = find_logit_scales(module, target_heads)
@@ -236,7 +236,7 @@ def _build_other(model_fn: ModelFn, config: Config, width_ratio: float) -> nn.Mo
 
 
 def mark_as_target(module: nn.Module) -> nn.Module:
-    """Give an ordinary module the width plan of a target, in which all multipliers are 1, in place, and return it."""
+    """Mark an ordinary module as a target, in place, and return it: all multipliers in its `WidthPlan` are 1."""
     shapes = shapes_of(module)
     params = {name: ParamWidth(shape, shape) for name, shape in shapes.items()}
     setattr(module, PLAN_ATTRIBUTE, WidthPlan(1.0, params, {}, {}))

@@ -1,19 +1,19 @@
-"""`coordinate_check`: whether activations keep their size as the width grows, at the start and after a few steps.
+"""`coordinate_check` tests whether activations keep their size as the width grows, at the start and after a few steps.
 
-In muP the coordinates of every module's output, and their change since initialization, do not grow with the width
-(Tensor Programs V, appendix D.1). If a layer's do, hyperparameters that suit the narrow model blow up the wide one.
-Both are measured as a mean of absolute values, on one and the same batch after each step. The slope of log size over
-log width is 0 in theory, or below 0 in the first steps, if outputs start smaller in a wider model. In an ordinary model
-under Adam it is about 1/2 to 1 in the last layers.
+In muP, the coordinates (elements) of every module's output do not grow with the width, and neither does their change
+since initialization (Tensor Programs V, appendix D.1). If they grow in a layer, hyperparameters that suit the narrow
+model make the wide model diverge. Size and change are means of absolute values, measured on the same batch after each
+step. In theory, the slope of log size over log width is 0. It is below 0 in the first steps if outputs start smaller in
+a wider model. In an ordinary model under Adam, the slope is about 1/2 to 1 in the last layers.
 
-Outputs reveal a single unscaled layer before other layers compensate for it. At the start, outputs may not grow, and
-those of hidden layers may not shrink either: an unscaled initialization has a slope of 1/2. The first step's change is
-small enough to be linear in each learning rate, and has a stricter limit. In later steps, only the last step's outputs
-are judged: correct models overshoot in between.
+Outputs are judged early, because later other layers compensate for a single unscaled layer. At the start, outputs may
+not grow with the width. Outputs of hidden layers may not shrink either, because an unscaled initialization has a slope
+of 1/2. The change in the first step has a stricter limit, because it is small enough to be linear in each learning
+rate. In later steps, only the last step's outputs are judged, because correct models overshoot in between.
 
-Parameters are judged at each step, and name the culprit: a layer's output also depends on earlier layers, but its
-parameters do not. As the width grows, two quantities of a hidden weight must stay: its initial values times the root of
-its fan-in, and each step's change times its fan-in.
+Parameters are judged at each step. They show which layer is wrong: a layer's output also depends on earlier layers, but
+its parameters do not. For a hidden weight, two quantities must not depend on the width. The first is its initial values
+times the square root of its fan-in. The second is each step's change times its fan-in.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from surrogate.widths import ParamWidth, Shape, shapes_as_read, shapes_of
 
 MAX_SLOPE = 0.25
 _FIRST_STEP = 0.5
-"""Limit of the first step's change, as a share of the largest slope. Correct models have slopes of at most 0.08, and
-those with unscaled learning rates of 0.16 or more."""
+"""Limit for the slope of the first step's change, as a share of `max_slope`. Correct models have slopes of at most
+0.08, and models with unscaled learning rates have slopes of 0.16 or more."""
 
 
 _EACH_STEP = 2.0
-"""Limit of a hidden weight's change in each step, in units of the largest slope. Correct models have slopes of at most
-0.3, and those with unscaled learning rates of 1."""
+"""Limit for the slope of a hidden weight's change in each step, as a multiple of `max_slope`. Correct models have
+slopes of at most 0.3, and models with unscaled learning rates have a slope of 1."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Coordinate:
     Attributes:
         module: Name of the module; the model itself is named "".
         width_ratio: Width over the width of the target.
-        step: Number of optimizer steps before.
+        step: Number of optimizer steps before the measurement.
         size: Mean of |x|.
         change: Mean of |x - x at step 0|.
     """
@@ -78,15 +78,15 @@ class CoordinateCheck:
     """Measurements of `coordinate_check`.
 
     Attributes:
-        rows: One for each module, width and step.
+        rows: One row for each module, width and step.
         size_slopes: Module name -> slope of log size over log width after the last step.
         change_slopes: Module name -> slope of the change since initialization, after the last step.
         max_slope: The largest slope that the verdict allows.
         start_slopes: Module name -> slope of the size before the first step.
         first_slopes: Module name -> slope of the first step's change.
-        hidden: Modules whose weight reads and writes a width: their outputs may not shrink at the start.
+        hidden: Modules whose weight reads and writes a width. Their outputs may not start smaller in a wider model.
         parameter_slopes: Parameter name -> slope of its initial values and, for a hidden weight, of each step's change.
-            Both are relative to muP's rule, so that 0 is right.
+            Slopes are relative to muP's rule, so 0 is correct.
     """
 
     rows: tuple[Coordinate, ...]
@@ -118,11 +118,12 @@ class CoordinateCheck:
 
     @property
     def unscaled(self) -> dict[str, str]:
-        """Parameters that do not follow muP's rules -> what they do instead.
+        """Map each parameter that does not follow muP's rules to a description of the error.
 
-        Initial values must keep `max_slope` in both directions. A hidden weight's changes have twice this limit, as
-        gradients of a few examples are noisy. They may grow at no step, and may not shrink at all steps. Wrong initial
-        values are reported alone, because wrong changes of other parameters follow from them.
+        The slope of initial values may be at most `max_slope`, up or down. The limit for changes of a hidden weight is
+        twice as large, because gradients of a few examples are noisy. Changes may not grow with the width at any step.
+        They may shrink at some steps, but not at every step. If initial values are wrong, only they are reported,
+        because they also cause wrong changes of other parameters.
         """
         starts = {name: slopes[0] for name, slopes in self.parameter_slopes.items()}
         wrong = {name: slope for name, slope in starts.items() if not abs(slope) <= self.max_slope}
@@ -139,11 +140,11 @@ class CoordinateCheck:
 
     @property
     def passed(self) -> bool:
-        """Return whether outputs neither grow with the width nor start smaller, and each parameter follows muP."""
+        """Return whether no output grows with the width or starts smaller, and each parameter follows muP."""
         return not self.growing and not self.shrinking and not self.unscaled
 
     def table(self) -> str:
-        """Return a text: sizes and slopes after the last step, one line for each module, and the verdict."""
+        """Return a text with one line for each module (its sizes and slopes after the last step), and the verdict."""
         last = max(row.step for row in self.rows)
         width_ratios = sorted({row.width_ratio for row in self.rows})
         sizes = {(row.module, row.width_ratio): row.size for row in self.rows if row.step == last}
@@ -197,7 +198,8 @@ def coordinate_check(
         batches: One optimizer step is done for each batch; outputs are recorded on the first batch.
         objective: `objective(model, batch)` -> loss.
         seeds: Number of random initializations to average over.
-        plain: True to check ordinary narrow models under ordinary optimizers, without muP, as an example of a failure.
+        plain: If True, check ordinary narrow models without muP under ordinary optimizers, as an example of a failure.
+            If False, check surrogates.
         max_slope: The largest slope of log size over log width that passes.
 
     Raises:
@@ -254,11 +256,11 @@ class _Measured:
             self._parameters[name, step, width_ratio].append(size)
 
     def parameter_slopes(self, steps: int) -> dict[str, tuple[float, ...]]:
-        """Return for each parameter with a width the slope of its initial values, and those of each step's change.
+        """Return, for each parameter with a width, the slope of its initial values, then those of each step's change.
 
-        In muP, a hidden weight's values fall with the root of its fan-in, and its changes with the fan-in, under every
-        optimizer (Yang et al. 2023, "A spectral condition"). The values of other parameters do not depend on the width.
-        Their changes are not judged: the gradient of a bias before a norm is only noise.
+        In muP, the values of a hidden weight are proportional to 1 / sqrt(fan-in), and its changes to 1 / fan-in, under
+        every optimizer (Yang et al. 2023, "A spectral condition"). The values of other parameters do not depend on the
+        width. Changes of other parameters are not judged, because the gradient of a bias before a norm is only noise.
         """
         full = self._shapes[max(self._shapes)]
         slopes = {}
@@ -282,7 +284,7 @@ def _build_plain(model_fn: ModelFn, config: Any, width_ratio: float) -> nn.Modul
 
 
 def _slopes(sizes: Mapping[tuple[str, float], float]) -> dict[str, float]:
-    """Return the slope of each module, from sizes by module name and width ratio."""
+    """Return the slope of each module; `sizes[module, width_ratio]` is the size of its output."""
     points = defaultdict(list)
     for (name, width_ratio), size in sizes.items():
         points[name].append((math.log(width_ratio), size))

@@ -1,13 +1,13 @@
-"""The changes of muP to the forward pass, of readouts and attention logits, as hooks that hold plain floats.
+"""muP's changes to the forward pass: hooks that multiply the inputs of readouts (output layers) and attention logits.
 
-Hooks leave parameter names and module classes alone, run under `torch.func.functional_call` and `torch.vmap`,
-survive `copy.deepcopy` and pickling, and compare by value. (`mup.MuReadout` reads an attribute planted on its weight,
-which a copy loses and vmap does not have.)
+The hooks hold plain floats. They change neither parameter names nor module classes, run under
+`torch.func.functional_call` and `torch.vmap`, survive `copy.deepcopy` and pickling, and compare by value. In contrast,
+`mup.MuReadout` reads an attribute of its weight, which a copy loses and which vmap does not have.
 
-muP divides attention logits by the head size, not by its root, wherever the head size is a width. Relative to the
-target (head size D), a surrogate with head size d scales its logits by sqrt(D) / d. The target's own code, with d in
-the place of D, scales by 1 / sqrt(d): an extra factor of sqrt(D / d). If the number of heads shrinks instead and the
-head size stays, nothing changes. This is the better choice (Tensor Programs V, appendix D.4).
+If the head size is a width, muP divides attention logits by the head size, not by its square root. Relative to the
+target (head size D), a surrogate with head size d must scale its logits by sqrt(D) / d. The model's own code scales
+them by 1 / sqrt(d), so a factor of sqrt(D / d) is missing. If the number of heads shrinks instead and the head size
+stays, no factor is missing. This is the better choice (Tensor Programs V, appendix D.4).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _SCALE_ATTRIBUTES = ("scaling", "scale", "softmax_scale")
 class ScaleKey:
     """Forward-pre-hook that multiplies an `nn.MultiheadAttention`'s key by sqrt(target head size / head size).
 
-    The product of a query and the key bias is not scaled. That product is the same for all keys, so softmax ignores it.
-    If the query were scaled, the product of a key and the query bias would not be, which softmax does not ignore. The
-    layer's extra keys (`bias_k`, `add_zero_attn`) have no key bias and are not scaled with the key: with them, the
-    query is scaled.
+    The layer adds biases after this, so the product of a query and the key bias is not scaled. That product is the same
+    for all keys, so softmax ignores it. If the query were scaled instead, the product of a key and the query bias would
+    not be scaled, and softmax does not ignore that. The layer's extra keys (`bias_k`, `add_zero_attn`) do not depend on
+    the key input. If a layer has them, the query is scaled.
     """
 
     factor: float
@@ -55,7 +55,7 @@ class ScaleKey:
 
 
 def head_sizes(module: nn.Module) -> dict[str, int]:
-    """Map each module with an integer `head_dim` to this size of an attention head."""
+    """Map each module that has an integer `head_dim` to that number, the size of an attention head."""
     sizes = {name: getattr(layer, "head_dim", None) for name, layer in module.named_modules()}
     return {name: size for name, size in sizes.items() if isinstance(size, int)}
 
@@ -113,11 +113,11 @@ class ScaleInput:
 
 
 def find_readouts(module: nn.Module, params: Mapping[str, ParamWidth]) -> dict[str, float]:
-    """Map readouts, which read a width and write none, to the multiplier of their input: 1 / width_mult.
+    """Map each readout to the multiplier of its input, 1 / width_mult. A readout reads a width, but writes none.
 
     If a readout shares its weight with an embedding, only the input of the readout is scaled. If a parametrization
-    fixes the norm of the weight, the multiplier is sqrt(1 / width_mult): the elements of the narrow weight, and their
-    changes, are already larger by the same root.
+    fixes the norm of the weight, the multiplier is sqrt(1 / width_mult). The elements of the narrow weight, and their
+    changes, are then already larger by the same factor.
     """
     readouts = {}
     for name, layer, width in _layers(module, params):
@@ -128,9 +128,10 @@ def find_readouts(module: nn.Module, params: Mapping[str, ParamWidth]) -> dict[s
 
 
 def find_spectral_scales(module: nn.Module, params: Mapping[str, ParamWidth]) -> dict[str, float]:
-    """Map layers of spectral norm 1 that write a width to sqrt(width_mult of outputs / width_mult of inputs).
+    """Map layers that write a width, and whose weight has spectral norm 1, to the multiplier of their input.
 
-    That is the spectral norm that muP asks for, relative to the target (Yang et al. 2023, "A spectral condition").
+    The multiplier is sqrt(width_mult of outputs / width_mult of inputs). muP asks for this spectral norm, relative to
+    the target (Yang et al. 2023, "A spectral condition").
     """
     scales = {}
     for name, layer, width in _layers(module, params):
@@ -142,7 +143,7 @@ def find_spectral_scales(module: nn.Module, params: Mapping[str, ParamWidth]) ->
 
 
 def _layers(module: nn.Module, params: Mapping[str, ParamWidth]) -> Iterator[tuple[str, nn.Module, ParamWidth]]:
-    """Yield the name, the layer, and the widths of its input weight, for each layer with such a weight."""
+    """Yield, for each layer with an input weight, its name, the layer, and the widths of that weight."""
     widths = {id(parameter): params[name] for name, parameter in module.named_parameters()}
     for name, layer in module.named_modules():
         weight = input_weight(layer)
@@ -165,7 +166,7 @@ def _has_fixed_norm(layer: nn.Module, name: str, params: Mapping[str, ParamWidth
 
 
 def reads_and_writes(layer: nn.Module, width: ParamWidth) -> tuple[bool, bool] | None:
-    """Return whether a linear or convolution layer reads a width, and whether it writes one; None for other layers."""
+    """Return (reads a width, writes a width) of a linear, recurrent or convolution layer; None for other layers."""
     if not isinstance(layer, nn.Linear | nn.Bilinear | nn.RNNBase | nn.RNNCellBase | _ConvNd):
         return None
     fan_out, fan_in = width.infshape()[:2]

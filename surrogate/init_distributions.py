@@ -2,8 +2,8 @@
 
 The constructor runs on the meta device, where tensors have shapes but no values. Each of its operations is repeated on
 a small sample that stands for the tensor's elements, and the sample's random numbers are the same in every run. Two
-widths can therefore be compared exactly: a uniform law of half the bound has a sample of half the size, element by
-element.
+widths can therefore be compared exactly: if a uniform law has half the bound of another, each element of its sample is
+half as large.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _WRITES = {"copy_"} | _WRITES_PLACES
 _ZEROS, _ONES = {"zeros", "zero", "empty", "empty_strided", "empty_permuted"}, {"ones"}
 _GIVEN = {"full", "fill", "scalar_tensor"}
 _OF_VALUES = {torch.tensor, torch.as_tensor, Tensor.new_tensor, torch.linspace}
-"""Functions whose tensors get real values, because constructors read them: numbers, or a rate for each layer."""
+"""Functions that make tensors of given values. Constructors read such values, for example a drop rate for each layer,
+so they run on the CPU."""
 _IS_META, _DEVICE = Tensor.is_meta.__get__, Tensor.device.__get__  # type: ignore[attr-defined]
 
 
@@ -60,7 +61,7 @@ _UNKNOWN = Law(None, random=True)
 
 
 def initial_laws(build: Callable[[], nn.Module]) -> tuple[nn.Module, dict[str, Law]]:
-    """Build a model for its shapes and the laws of its initial weights.
+    """Build a model to find its shapes and the laws (distributions) of its initial weights.
 
     Args:
         build: Makes the model. It is called again, with memory for the parameters, if its constructor reads values that
@@ -69,12 +70,12 @@ def initial_laws(build: Callable[[], nn.Module]) -> tuple[nn.Module, dict[str, L
     Returns:
         The model, whose parameters may have no values, and the law of each parameter by name.
     """
-    # A constructor that has an error itself fails again in the last, plain call, whose error the user sees.
+    # If the constructor itself has an error, it fails again in the plain call at the end, and the user sees that error.
     with contextlib.suppress(Exception):
         with torch.device("meta"), _HideMeta(), _Follow() as follow:
             model = build()
         return model, follow.laws(model)
-    with contextlib.suppress(Exception):  # without laws, the weights themselves are measured
+    with contextlib.suppress(Exception):  # if this fails, the laws are unknown, and the weights are measured
         with _Follow() as follow:
             model = build()
         return model, follow.laws(model)
@@ -83,7 +84,7 @@ def initial_laws(build: Callable[[], nn.Module]) -> tuple[nn.Module, dict[str, L
 
 
 class _HideMeta(TorchFunctionMode):
-    """Makes tensors on the meta device say that they are on the CPU: initializers skip tensors on the meta device."""
+    """Makes tensors on the meta device seem to be on the CPU, because initializers skip tensors on the meta device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -102,7 +103,7 @@ class _HideMeta(TorchFunctionMode):
 
 
 class _Follow(TorchDispatchMode):
-    """Inside the context, follows the law of every tensor that is made or written to."""
+    """Within the context, tracks the law of every tensor that is made or written to."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -133,7 +134,7 @@ class _Follow(TorchDispatchMode):
         return out
 
     def laws(self, module: nn.Module) -> dict[str, Law]:
-        """Parameter name -> law, for every name of `named_parameters()`."""
+        """Map every name of `named_parameters()` to the law of that parameter."""
         return {name: self._read(parameter) for name, parameter in module.named_parameters()}
 
     def _law(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: list[Law]) -> Law:
@@ -147,7 +148,7 @@ class _Follow(TorchDispatchMode):
         if name in _COPIES:
             return inputs[0]
         random = torch.Tag.nondeterministic_seeded in func.tags or any(law.random for law in inputs)
-        # An operation may fail on samples in place of its tensors. Then the law is unknown.
+        # An operation may fail if samples replace its tensors. Then the law is unknown.
         with contextlib.suppress(Exception):
             return Law(self._sample(func, args, kwargs, inputs), random)
         return Law(None, random)
@@ -167,9 +168,9 @@ class _Follow(TorchDispatchMode):
         return None
 
     def _draw(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-        """Return a sample of what an operation draws; None unless plain numbers describe its law.
+        """Return a sample of the law from which an operation draws; None unless plain numbers describe the law.
 
-        The sample is spread evenly over the law, so that few elements tell the size.
+        The sample is spread evenly over the law, so that few elements suffice to compute its size.
         """
         spread = (torch.randperm(_COUNT, generator=self._generator, device="cpu").double() + 0.5) / _COUNT
         numbers = [value for value in args if isinstance(value, float | int)]
@@ -187,7 +188,7 @@ class _Follow(TorchDispatchMode):
 
     def _read(self, tensor: Tensor) -> Law:
         content = self._contents.get(_storage(tensor))
-        if content is None:  # made elsewhere: a number, or data
+        if content is None:  # no tracked operation made the tensor: it is a number, or data
             number = tensor.numel() == 1 and tensor.device.type != "meta"
             return _constant(float(tensor.detach())) if number else _UNKNOWN
         region = _region(tensor)
@@ -206,16 +207,17 @@ class _Follow(TorchDispatchMode):
         elif law.random or not law.constant:
             content.parts[region] = (tensor.numel(), law)
         elif not content.whole.random and content.whole.size != law.size:
-            # Zeros in random weights, such as a padding row, do not change the scale. Ones in zeros make a pattern.
+            # Zeros in random weights, such as a padding row, do not change the scale. Ones in zeros make a pattern,
+            # whose scale is unknown.
             content.whole = Law(None, False)
 
 
 @dataclass
 class _Content:
-    """Content of a storage.
+    """Laws of the values in one storage.
 
     Attributes:
-        whole: The law by which it was filled.
+        whole: The law with which the whole storage was filled.
         parts: Region -> number of elements and law, for parts that were overwritten later.
     """
 
@@ -223,7 +225,7 @@ class _Content:
     parts: dict[Any, tuple[int, Law]]
 
     def mixture(self, count: int) -> Law:
-        """Return the law of the whole storage, of `count` elements, from the laws of its parts."""
+        """Return the law of the whole storage, which has `count` elements, from the laws of its parts."""
         rest = count - sum(own for own, _ in self.parts.values())
         laws = list(self.parts.values()) + ([(rest, self.whole)] if rest else [])
         squares = [(own, law.size**2) for own, law in laws if law.size is not None]
@@ -266,7 +268,7 @@ def _mapped(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: l
 
 
 def _value(func: Any, args: Sequence[Any], law: Law) -> Any:
-    """Return the value that a constructor reads from a one-element tensor; without data, that of its constant law."""
+    """Return the number in a one-element tensor. If the tensor has no data, return the value of its constant law."""
     try:
         return func(*args)
     except Exception:

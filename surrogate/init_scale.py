@@ -1,9 +1,9 @@
-"""Initial weights: the model's own initializer, corrected to what muP asks of a surrogate.
+"""Correct the initial weights of the model's own initializer to the scale that muP asks of a surrogate.
 
-muP relative to the target: a hidden weight's standard deviation is the target's / sqrt(width_mult); every other
-parameter's is the target's. The standard deviations of the model's own initializer are read off its constructor
-(`surrogate.init_distributions`), or measured if the constructor does not tell them. Weights that are not random do not
-change, with one exception: a constant outside of hidden weights gets the target's value.
+muP states standard deviations relative to the target. A hidden weight has the target's divided by sqrt(width_mult), and
+every other parameter has the target's. The standard deviations of the model's own initializer are derived from its
+constructor (`surrogate.init_distributions`), or measured if the constructor does not reveal them. Weights that are not
+random do not change, with one exception: a constant that is no hidden weight gets the target's value.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from surrogate.init_distributions import Law
 from surrogate.widths import ParamWidth
 
 _ENOUGH = 4096
-"""The elements by which a scale is measured to about 1 %; if a parameter has fewer, several models are built."""
+"""From this number of elements, a scale is known to about 1 %. If a parameter has fewer, several models are built."""
 _MOST_BUILDS = 8
 
 
 def corrections(
     params: Mapping[str, ParamWidth], narrow: Mapping[str, Law], target: Mapping[str, Law]
 ) -> tuple[dict[str, float], list[str]]:
-    """Return the factor of each parameter of a freshly initialized surrogate, as far as laws tell it.
+    """Return the factors that correct a freshly initialized surrogate, where laws (distributions) reveal them.
 
     Returns:
-        Parameter name -> factor, and the names of the parameters whose laws do not tell it.
+        Parameter name -> factor, and the names of the parameters whose laws do not reveal it.
     """
     factors = {}
     for name, param in params.items():
@@ -84,7 +84,7 @@ def rescale(surrogate: nn.Module, factors: Mapping[str, float]) -> None:
 
 
 def zero_modules(module: nn.Module, names: tuple[str, ...]) -> None:
-    """Zero the weights and biases of the named layers, in place, without weights shared with an embedding.
+    """Zero the weights and biases of the named layers, in place, except weights that are shared with an embedding.
 
     Under `weight_norm`, only the norms of a weight are zeroed. Raises ValueError for weights whose norm is always 1.
     """

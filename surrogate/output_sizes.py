@@ -60,7 +60,8 @@ def run_for_shapes(
     """Return the output shapes on one batch.
 
     A copy of the module runs, so that nothing in the module changes, not even running statistics. Torch's random
-    numbers on the CPU do not change either. The batch may lie on another device.
+    numbers on the CPU do not change either. The batch may lie on another device. The copy runs within the context
+    `during`, if there is one.
     """
     own = copy.deepcopy(module)
     at = next((tensor.device for tensor in (*own.parameters(), *own.buffers())), None)
@@ -70,7 +71,7 @@ def run_for_shapes(
 
 
 def batch_at(device: torch.device | None, batch: Any) -> Any:
-    """Move a batch to a device, unless one of its tensors is there already: then, a mixed batch is intended."""
+    """Move a batch to a device. If one of its tensors is there already, leave it alone: the mix must be intended."""
     tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
     if device is None or any(tensor.device == device for tensor in tensors):
         return batch
@@ -91,7 +92,7 @@ def record_calls(module: nn.Module, running: list[str]) -> list[RemovableHandle]
 
 
 def check_outputs(narrow: nn.Module, other: nn.Module, example_input: Any) -> None:
-    """Refuse a model that fails on the batch, or whose output grows with its width (ValueError)."""
+    """Raise ValueError if a model fails on the batch, or if the shape of its output depends on the width."""
     try:
         shapes, others = run_for_shapes(narrow, example_input), run_for_shapes(other, example_input)
     except Exception as error:

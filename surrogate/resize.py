@@ -1,8 +1,8 @@
-"""A copy of a module with other sizes: its integer attributes, its buffers, and its initial weights.
+"""Copy a module at other sizes: its integer attributes, its buffers, and its initial weights.
 
-Initial weights are random parts of the target's, and so have the spread that the model's own initializer gave them. As
-muP asks, parts of hidden weights are multiplied by 1 / sqrt(width_mult). Other weights, constants and identities are
-not. Dimensions of the same size keep the same units in all tensors.
+Initial weights are random parts of the target's weights, so they have the spread of the model's own initializer. Parts
+of hidden weights are multiplied by 1 / sqrt(width_mult), as muP asks. Other weights, constants and identity matrices
+are not multiplied. Dimensions of the same size keep the same units in all tensors.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Units = dict[tuple[int, int], Tensor]
 
 
 def take_part(tensor: Tensor, shape: Shape, units: Units, gates: int = 1) -> Tensor:
-    """Take random rows, columns, ... of `tensor`, in their order; they are drawn from torch's global generator.
+    """Take random rows, columns and so on of `tensor`, in their order. Torch's global generator draws them.
 
     Args:
         units: Filled in place. Calls with the same `units` take the same units, so that parts of equal tensors are
             equal, and a mask between two layers fits the masks before and behind it.
-        gates: Number of equal parts of the rows, such as a GRU's gates; the same rows of each part are taken.
+        gates: Number of equal parts of the rows, such as the gates of a GRU. The same rows are taken from each part.
 
     >>> take_part(torch.arange(6.0), (6,), {})
     tensor([0., 1., 2., 3., 4., 5.])
@@ -85,7 +85,7 @@ def _is_pattern(tensor: Tensor) -> bool:
         return True
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    if len(tensor.flatten()[:_FIRST].unique()) > 2:  # true for most tensors, of which the rest need not be read
+    if len(tensor.flatten()[:_FIRST].unique()) > 2:  # true for most tensors, so their other elements are not read
         return False
     return bool(((tensor == tensor.min()) | (tensor == tensor.max())).all())
 
@@ -100,8 +100,9 @@ class NarrowSizes:
 
     Attributes:
         tensors: Parameter or buffer name -> its shape in the copy.
-        attributes: Integer attribute, or tuple of sizes -> its numbers in the module and in the copy.
-        kept: Sizes that stay, with the reason, one line each.
+        attributes: (Module name, attribute name) -> its numbers in the module, and those in the copy. An attribute is
+            an integer or a tuple of sizes.
+        kept: One line for each size that stays, with the reason.
     """
 
     tensors: Mapping[str, Shape]
@@ -127,7 +128,7 @@ def resize(module: nn.Module, sizes: NarrowSizes) -> nn.Module:
         setattr(layer, attribute, new if isinstance(getattr(layer, attribute), tuple) else new[0])
     for layer in narrow.modules():
         _update_torch_attributes(layer)
-    # Restore buffers: a spectral norm changes its own when its weight, which is not filled yet, is read.
+    # Restore buffers: a spectral norm changes its buffers when its weight is read, which is not filled yet.
     for name, buffer in narrow.named_buffers():
         buffer.copy_(parts[name])
     return narrow
@@ -146,7 +147,7 @@ def size_of(layer: nn.Module, attribute: str) -> Shape:
 
 
 def _update_torch_attributes(layer: nn.Module) -> None:
-    """Update sizes of torch's layers that their forward pass does not use, or that follow from other sizes."""
+    """Update size attributes of torch's layers that the forward pass does not use, or that follow from other sizes."""
     if isinstance(layer, nn.Linear):
         layer.out_features, layer.in_features = layer.weight.shape
     elif isinstance(layer, _ConvTransposeNd):
@@ -170,6 +171,6 @@ def _update_torch_attributes(layer: nn.Module) -> None:
 
 
 def _groups(layer: nn.GroupNorm, channels: int) -> int:
-    """Return the number of groups that keeps the channels of a group, or the next smaller number that divides."""
+    """Return the number of groups that keeps the size of a group, or the next smaller divisor of `channels`."""
     wanted = max(1, layer.num_groups * channels // layer.num_channels)
     return next(groups for groups in range(wanted, 0, -1) if channels % groups == 0)

@@ -1,6 +1,7 @@
 """The role of each weight of a model, and multipliers of its learning rate and weight decay.
 
-Widths that a layer reads and writes tell the role: embedding, hidden or head. Multipliers: Tensor Programs V, table 8.
+The role (embedding, hidden or head) follows from the widths that a layer reads and writes. A layer reads a width if its
+input size is a width, and writes one if its output size is a width. Multipliers: Tensor Programs V, table 8.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from surrogate.widths import PLAN_ATTRIBUTE, ParamWidth, WidthPlan, input_weight
 
 def _sgd(infshape: InfShape) -> float:
     widths = [float(side.width_mult()) for side in infshape if side.isinf()]
-    # If a parameter holds several matrices, mup would take their number for the fan-out.
+    # If a parameter holds several matrices, mup would mistake their number for the fan-out.
     return widths[0] / widths[1] if len(widths) == 2 else math.prod(widths)
 
 
@@ -29,19 +30,20 @@ def _adam(infshape: InfShape) -> float:
 
 
 def _adafactor(infshape: InfShape) -> float:
-    """Return the root of Adam's multiplier.
+    """Return the square root of Adam's multiplier.
 
-    Adafactor multiplies the learning rate by the root mean square of the weights. That of a hidden layer starts in
-    proportion to 1 / sqrt(fan-in).
+    Adafactor multiplies the learning rate by the root mean square of the weights. In a hidden layer, this root mean
+    square starts in proportion to 1 / sqrt(fan-in).
     """
     return math.sqrt(_adam(infshape))
 
 
 def _muon(infshape: InfShape, *, original: bool) -> float:
-    """Return the factor that gives a matrix's update muP's spectral norm (Yang et al. 2023, eq. 4).
+    """Return the factor that gives the update of a matrix muP's spectral norm (Yang et al. 2023, eq. 4).
 
-    muP needs a norm in proportion to sqrt(rows / columns). An orthogonalized update has norm 1, which Muon's
-    `adjust_lr_fn` multiplies by another function of the shape. The factor is the ratio of both, over the target's.
+    muP needs a norm in proportion to sqrt(rows / columns). An orthogonalized update has norm 1, and Muon's
+    `adjust_lr_fn` multiplies it by another function of the shape. The factor is muP's norm over Muon's, divided by the
+    same ratio in the target. If `original` is True, `adjust_lr_fn` is "original", else "match_rms_adamw".
     """
     rows, columns = (side.dim for side in infshape)
     target_rows, target_columns = (side.dim if side.base_dim is None else side.base_dim for side in infshape)
@@ -68,8 +70,8 @@ _RULES: dict[str, Callable[[InfShape], float]] = {
 def lr_multipliers(surrogate: nn.Module, optimizer: str) -> dict[str, float]:
     """Return the factor of each parameter's learning rate on a surrogate.
 
-    The numbers are those of `mup.MuSGD`, `mup.MuAdam` and `mup.MuAdamW`. With m the width multiplier
-    (surrogate over target, below 1):
+    The numbers are those of `mup.MuSGD`, `mup.MuAdam` and `mup.MuAdamW`. In this table, m is the width multiplier
+    (surrogate width over target width, below 1):
 
     | parameter                  | SGD, ASGD            | adaptive | Adafactor   |
     |----------------------------|----------------------|----------|-------------|
@@ -77,27 +79,28 @@ def lr_multipliers(surrogate: nn.Module, optimizer: str) -> dict[str, float]:
     | input, output, bias, norm  | m                    | 1        | 1           |
     | no width                   | 1                    | 1        | 1           |
 
-    The fan-in of an `nn.Bilinear` is the product of its two inputs' sizes, as it reads all of their products.
+    The fan-in of an `nn.Bilinear` is the product of its two inputs' sizes, because it reads all of their products.
 
     Adaptive optimizers divide a gradient by its own size: Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, RMSprop, Lion,
-    Prodigy and Schedule-Free AdamW. Schedule-Free SGD goes by the column of SGD.
-    Adadelta is adaptive while `eps` is far below the squared gradients, which its default of 1e-6 often is not.
+    Prodigy and Schedule-Free AdamW. The column of SGD also holds for Schedule-Free SGD.
+    Adadelta is adaptive only while `eps` is far below the squared gradients. Its default of 1e-6 often is not.
 
-    Prodigy multiplies all rates by an estimate. It equals the target's estimate if it is computed for the weights
-    divided by these multipliers. To first order, the product of the gradients and the way so far is the fall of the
-    loss, which is alike at all widths. The sum of absolute gradients of hidden weights grows with the width; times
-    1 / m, it does not.
+    Prodigy multiplies all rates by an estimate, the quotient of two numbers. The estimate equals the target's if it is
+    computed for the weights divided by these multipliers. The first number is the product of the gradients and the
+    distance so far. To first order, it is the decrease of the loss, which is similar at all widths. The second number
+    is the sum of absolute gradients. For hidden weights it grows with the width, but multiplied by 1 / m it does not.
 
-    Adafactor's steps are also in proportion to the size of the weights, so its column needs hidden layers that do not
-    begin at zero. Its learning rate is at most one over the root of the steps so far, whatever the multiplier.
+    Adafactor's steps are also in proportion to the size of the weights, so its column holds only for hidden layers that
+    do not start at zero. Its learning rate is at most 1 / sqrt(steps so far), whatever the multiplier.
 
-    Muon's multipliers hold for the 2-D parameters that it updates. A hidden one has 1 / sqrt(m) with
-    `adjust_lr_fn="match_rms_adamw"` ("muon"), and 1 with "original" ("muon.original"). AdamW updates all other
-    parameters, which have its multipliers.
+    Muon's multipliers hold for the 2-D parameters that it updates. The multiplier of a hidden weight is 1 / sqrt(m)
+    with `adjust_lr_fn="match_rms_adamw"` ("muon"), and 1 with "original" ("muon.original"). AdamW updates all other
+    parameters, so they have the multipliers of AdamW.
 
     Args:
         surrogate: A module from `make_surrogate` or `shrink`, or a deep copy of one.
-        optimizer: Name of an optimizer in that table, in small letters; "muon" or "muon.original".
+        optimizer: Name of one of these optimizers in lower case, such as "schedule_free_sgd". For Muon, "muon" or
+            "muon.original".
 
     Returns:
         Parameter name -> multiplier, for every name of `surrogate.named_parameters()`; all 1.0 at width ratio 1.
@@ -117,13 +120,14 @@ def weight_decay_multipliers(surrogate: nn.Module, optimizer: str, *, independen
     """Return the factor of each parameter's weight decay on a surrogate.
 
     Learning rate x weight decay is the fraction of a weight that one step removes. Independent weight decay keeps this
-    fraction as on the target: the multiplier is 1 over the learning rate's. `mup`'s optimizers do the same.
+    fraction the same as on the target, so its multiplier is 1 / (learning rate multiplier). `mup`'s optimizers do the
+    same.
 
     Args:
         surrogate: As for `lr_multipliers`.
         optimizer: As for `lr_multipliers`.
-        independent: True if the decay is independent; else it follows the multiplied learning rate, and every
-            multiplier is 1.
+        independent: If True, weight decay is independent. If False, it changes with the multiplied learning rate, and
+            every multiplier is 1.
 
     Returns:
         Parameter name -> multiplier, as `lr_multipliers` does.
@@ -162,11 +166,11 @@ def parameter_roles(model: nn.Module, params: Mapping[str, ParamWidth] | None = 
     - "head": weights of layers that read a width and write an output.
 
     Biases, norms, depthwise convolutions, and weights of the same size at each width have no role. A weight that an
-    embedding shares with the head is an embedding's.
+    embedding shares with the head has the role "embedding".
 
     Args:
         model: A surrogate, or its target if `params` is given.
-        params: Parameter name -> its widths; None: those of the surrogate's plan.
+        params: Parameter name -> its shapes in surrogate and target. If None, the plan of the surrogate has them.
 
     Returns:
         Parameter name -> role.

@@ -1,6 +1,6 @@
-"""`shrink`, a narrow stand-in for a module without a width argument, and its plan.
+"""`shrink` makes a narrow stand-in for a module without a width argument.
 
-`plan_shrink` finds the plan once for all modules of one structure.
+`plan_shrink` makes the plan for this once for all modules of one structure.
 """
 
 from __future__ import annotations
@@ -50,31 +50,33 @@ def shrink(
     A model of the `transformers` library is built again from a narrower configuration, if the result has the same
     layers and runs. Any other module is run once on symbolic sizes (see `surrogate.size_constraints`). Its channels,
     features and heads shrink. The sizes of its input and output, its kernels, its vocabularies and its depth stay.
-    Heads become fewer and keep their size. Sizes that do not divide are rounded up, which `width_plan.rounded` reports.
-    Integer attributes that the forward pass uses as sizes are adapted. A width that is written into the forward pass as
-    a number keeps its size.
+    Heads become fewer and keep their size. Sizes that are not whole at this ratio are rounded up; `width_plan.rounded`
+    lists them. Integer attributes that the forward pass uses as sizes are adapted. A width that is written into the
+    forward pass as a number keeps its size.
 
-    Initial weights are random parts of the module's own, scaled as muP asks, drawn from torch's global generator.
+    Initial weights are random parts of the module's own weights, scaled as muP asks. Torch's global generator draws
+    these parts.
 
     Args:
         module: The target; it is not changed.
         width_ratio: Surrogate width over target width, in (0, 1]. At 1 the result is a copy of the target.
         example_input: One batch (a tensor, a tuple of positional or a dict of keyword arguments).
         zero_readout: As for `make_surrogate`.
-        plan: From `plan_shrink`, at the same ratio, for a module of the same structure. None finds the plan anew, which
-            takes far longer; the result is the same.
+        plan: From `plan_shrink`, at the same ratio, for a module of the same structure. If None, the plan is made
+            again, which takes far longer. The result is the same.
 
     Returns:
         A module of the same classes and parameter names, with readout multipliers as forward-pre-hooks and its
         `WidthPlan` in the attribute `width_plan`. `narrow.width_plan.summary` says in one line how many parameters are
-        narrower, and which sizes stayed and why. If fewer than half are narrower, that line is a warning, too.
+        narrower, and which sizes stayed and why. If fewer than half are narrower and `plan` is None, `shrink` also
+        warns with that line.
 
     Raises:
         ValueError: if `module` is no `nn.Module`, is compiled or scripted, has lazy parameters, hooks on parameters or
             tensors on the device "meta", or cannot run on `example_input`. If `width_ratio` is no number in (0, 1]. If
             no width can be scaled, or one falls to one unit. If the result cannot run on `example_input`; the error
             names the module inside it that fails.
-        PlanMismatch: if `plan` does not fit `module`; it is a ValueError.
+        PlanMismatch: if `plan` does not fit `module`. PlanMismatch is a subclass of ValueError.
     """
     check_width_ratio(width_ratio)
     check_flag("zero_readout", zero_readout)
@@ -110,7 +112,7 @@ class ShrinkPlan:
 
 
 def plan_shrink(module: nn.Module, width_ratio: float, example_input: Any) -> ShrinkPlan:
-    """Find out how `shrink` makes `module`, and others of its structure, narrower.
+    """Make a plan with which `shrink` makes `module`, and other modules of the same structure, narrower.
 
     Running a deep module on symbolic sizes takes seconds. Modules that differ only in their weights, and in floating
     point attributes such as a dropout probability, can share one plan. `shrink` refuses a plan that does not fit.
@@ -154,7 +156,7 @@ def _follow(module: nn.Module, plan: ShrinkPlan) -> nn.Module:
 
 
 def _follow_checked(module: nn.Module, width_ratio: float, example_input: Any, plan: ShrinkPlan) -> nn.Module:
-    """Follow a plan of another module; PlanMismatch unless both have the same sizes and call the same operators."""
+    """Follow the plan of another module. Raise PlanMismatch unless both have the same sizes and the same operators."""
     require(width_ratio == plan.width_ratio, "width_ratio", width_ratio, f"that of `plan`, {plan.width_ratio!r}")
     if _all_shapes(module) != plan.target or not _holds(plan.sizes, module):
         raise PlanMismatch("`plan` is of a module of other sizes, but must be of one like `module`")
@@ -169,7 +171,7 @@ def _follow_checked(module: nn.Module, width_ratio: float, example_input: Any, p
 
 
 def _check_target(module: nn.Module, example_input: Any) -> dict[str, Shape]:
-    """Return the shapes of a module's outputs; ValueError if it has lazy parameters or hooks on them, or cannot run."""
+    """Return the shapes of a module's outputs. Raise ValueError if it has lazy or hooked parameters, or cannot run."""
     require(isinstance(module, nn.Module), "module", module, "a torch.nn.Module")
     for name, parameter in module.named_parameters():
         if isinstance(parameter, UninitializedParameter):
@@ -193,7 +195,7 @@ def _refuse_programs(module: nn.Module) -> None:
 
 
 def _fill_and_parametrize(narrow: nn.Module, module: nn.Module, width_ratio: float, kept: tuple[str, ...]) -> None:
-    """Give the narrow copy of a module parts of the module's weights, and muP's multipliers, in place."""
+    """Fill the narrow copy of a module with parts of the module's weights, and add muP's multipliers, in place."""
     params = compare_widths(module, narrow)
     fill_from_target(narrow, module, params)
     parametrize(narrow, width_ratio, params, head_sizes(module), _report_rounding(params, width_ratio), kept)
@@ -219,7 +221,7 @@ def _runs(narrow: nn.Module, example_input: Any) -> bool:
 
 
 def _check_run(narrow: nn.Module, outputs: Mapping[str, Shape], example_input: Any) -> str:
-    """Return the digest of a narrow model's operators; ValueError if it fails or has other outputs than the target."""
+    """Return the digest of a narrow model's operators. Raise ValueError if it fails or has other output shapes."""
     running: list[str] = []
     handles = record_calls(narrow, running)
     try:
@@ -248,7 +250,7 @@ def _all_shapes(module: nn.Module) -> dict[str, Shape]:
 
 
 def _holds(sizes: NarrowSizes | None, module: nn.Module) -> bool:
-    """Return whether a module's attributes have the values for which the sizes were found."""
+    """Return whether a module's attributes have the values that they had in the module for which `sizes` was made."""
     attributes = {} if sizes is None else sizes.attributes
     layers = dict(module.named_modules())
     return all(
@@ -296,7 +298,7 @@ class _Record(TorchDispatchMode):
 
 
 def _counted(value: Any) -> Any:
-    """Return the part of an argument that enters the digest: of a tensor shape and type, of a float only its type."""
+    """Return the part of an argument that enters the digest: for a tensor its shape and type, for a float its type."""
     if isinstance(value, Tensor):
         return tuple(value.shape), value.dtype
     return float if isinstance(value, float | torch.Generator) else value

@@ -1,9 +1,10 @@
-"""Constraints between the sizes of a module, from torch's own symbolic shape inference.
+"""Find constraints between the sizes of a module, with torch's own symbolic shape inference.
 
-Every dimension of every parameter and buffer, and every integer attribute that could be a size, becomes a symbol; the
-input's sizes stay numbers. One forward pass without data (fake tensors) then leaves the constraints behind,
+Every dimension of every parameter and buffer, and every integer attribute that could be a size, becomes a symbol. The
+input's sizes stay numbers. One forward pass without data (on fake tensors) then collects the constraints,
 because torch's operators state them as equations. Examples are residual sums, concatenations, flattening before a
-linear layer, grouped convolutions and attention heads. This module has no rules for single operators.
+linear layer, grouped convolutions and attention heads. This module has no rules for single operators. To "fix" a size
+means to replace its symbol by a number, so that the size stays in the narrow copy.
 """
 
 from __future__ import annotations
@@ -44,11 +45,12 @@ class SizeTrace:
     Attributes:
         tensors: Parameter or buffer name -> one expression for each dimension.
         seeds: The free symbols that may be scaled: widths, and factors of widths.
-        attributes: Integer attribute, or tuple of sizes -> expressions.
-        sizes: Symbol -> its value in the module as it is.
+        attributes: (Module name, attribute name) -> one expression for each size that the attribute holds.
+        sizes: Symbol -> its value in the module.
         equations: Further constraints that must stay true, e.g. that the number of heads divides a width.
-        kept: Sizes that became numbers for another reason than the model's input or output, and why, one line each.
-        stacks: Parameters of three or more dimensions that are no convolution's: their rows may be whole matrices.
+        kept: One line for each fixed size, with the reason, unless the reason is the model's input or output.
+        stacks: Parameters of three or more dimensions that belong to no convolution or bilinear layer. Their rows may
+            be whole matrices.
     """
 
     tensors: dict[str, tuple[sympy.Expr, ...]]
@@ -61,11 +63,11 @@ class SizeTrace:
 
 
 def trace_sizes(module: nn.Module, example_input: Any) -> SizeTrace:
-    """Run a copy of `module` once on symbolic sizes.
+    """Run a copy of `module` once on symbolic sizes, and return the constraints between them.
 
-    The module must run on fake tensors. If it reads values from tensors, it gets those of one run with data. It is then
-    refused if this run does not use all parameters, because it may branch by the values. If it fails, a ValueError
-    names the innermost module that was running.
+    The module must run on fake tensors. If it reads values from tensors, it gets the values of one run with data. It
+    may branch on these values, so a ValueError refuses it if the run does not use all parameters. If the module fails,
+    a ValueError names the innermost module that was running.
     """
     try:
         return _Tracer(module).trace(example_input)
@@ -158,7 +160,7 @@ class _Tracer:
         return tuple(self.shape_env.simplify(self._raw(size)) for size in sizes)
 
     def _fix_divisors(self, arguments: Sequence[Any]) -> None:
-        """Fix sizes that divide a plain number, such as a window that divides a picture's height."""
+        """Fix sizes by which a plain number is divided, such as a window that divides a picture's height."""
         for leaf in arguments:
             if isinstance(leaf, torch.SymInt):
                 for division in leaf.node.expr.atoms(FloorDiv, IntTrueDiv, Mod, PythonMod):
@@ -202,11 +204,11 @@ class _Tracer:
 
 
 _OWN_INPUT = re.compile("the output|`(linear|conv|embedding)")
-"""Causes that are not reported: a layer reads the model's input, or writes its output."""
+"""Causes that are not reported, because a layer reads the model's input or writes its output."""
 
 
 class _Fixes:
-    """Records for each symbolic size the function that fixed it to a number."""
+    """Records which function fixed each symbolic size."""
 
     def __init__(self, shape_env: ShapeEnv) -> None:
         self._known: dict[sympy.Symbol, Any] = shape_env.replacements
@@ -230,7 +232,7 @@ class _Fixes:
     def reasons(
         self, raw: Mapping[str, tuple[sympy.Expr, ...]], tensors: Mapping[str, tuple[sympy.Expr, ...]]
     ) -> tuple[str, ...]:
-        """Return a line for each fixed size of those matrices whose sizes are all fixed."""
+        """Return a line for each fixed size of a matrix, for matrices in which all sizes are fixed."""
         lines: dict[tuple[Any, str], str] = {}
         for name, sizes in tensors.items():
             if len(sizes) < 2 or any(size.free_symbols for size in sizes):
@@ -261,7 +263,7 @@ def _stacks(module: nn.Module, tensors: Mapping[str, tuple[sympy.Expr, ...]]) ->
 
 
 def _seeds(module: nn.Module, tensors: Mapping[str, tuple[sympy.Expr, ...]]) -> frozenset[sympy.Symbol]:
-    """Return the sizes that are widths: a linear or convolution layer has them, or two parameters share them.
+    """Return the sizes that are widths, because a linear or convolution layer has them, or two parameters share them.
 
     A size that only one other parameter has, such as the number of positions of an embedding, is no width.
     """

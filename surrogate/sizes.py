@@ -1,4 +1,4 @@
-"""Narrower sizes that satisfy every equation of a `SizeTrace`: plain arithmetic, no tensors."""
+"""Choose narrower sizes that satisfy every equation of a `SizeTrace`, by plain arithmetic without tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _MULTIPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 def narrow_sizes(trace: SizeTrace, width_ratio: float, lists: Collection[int] = ()) -> NarrowSizes:
     """Choose the sizes of the narrow copy of the module that was traced.
 
-    The sizes of `find_counts` and `find_third_widths` stay, and so do widths of which one unit would be left.
+    Sizes that `find_counts` or `find_third_widths` find stay. A width also stays if only one of its units would be
+    left. `lists` are the lengths of the model's module lists.
     """
     counts = find_counts(trace, lists)
     kept = {
@@ -51,11 +52,11 @@ def scale_sizes(trace: SizeTrace, width_ratio: float, keep: Collection[sympy.Sym
     """Choose a value for every symbol.
 
     Widths are multiplied by the ratio and rounded up. If heads divide a width, their number shrinks and
-    their size stays, so a width is rounded up to whole heads. Sizes that equations tie are chosen together; they stay
-    if no rounding satisfies these equations.
+    their size stays, so such a width is rounded up to whole heads. Sizes that equations connect are chosen together.
+    They stay if no rounding satisfies these equations.
 
     Raises:
-        ValueError: if nothing can be scaled, or no rounding satisfies any equations.
+        ValueError: if nothing can be scaled, or if rounding satisfies the equations of no connected sizes.
     """
     roles = _roles(trace)
     widths, counts = roles.widths - {*keep}, roles.counts - {*keep}
@@ -65,7 +66,7 @@ def scale_sizes(trace: SizeTrace, width_ratio: float, keep: Collection[sympy.Sym
     units = {width: _head_size(trace, roles, width) for width in widths}
     while True:
         values = _scaled_sizes(trace, width_ratio, units, counts, roles.named_heads)
-        # If a width stays, its number of heads stays: fewer heads would be larger.
+        # If a width stays, its number of heads stays, because fewer heads would have to be larger.
         stuck = {count for count in counts if values[count] < trace.sizes[count] and not _shrinks(trace, count, values)}
         if not stuck:
             return values
@@ -73,9 +74,10 @@ def scale_sizes(trace: SizeTrace, width_ratio: float, keep: Collection[sympy.Sym
 
 
 def _pinned(trace: SizeTrace, width_ratio: float, widths: Collection[sympy.Symbol]) -> set[sympy.Symbol]:
-    """Find widths that an equation without other symbols keeps, such as channels that a pixel shuffle turns to pixels.
+    """Find widths that stay because of an equation in which they are the only symbol.
 
-    Other widths need not be multiples of these.
+    An example is a number of channels that a pixel shuffle turns into pixels. These widths are found first, so that
+    other widths in the same equations are not rounded up further because of them.
     """
     found = set()
     for width in widths:
@@ -143,11 +145,11 @@ def _nothing_to_scale(trace: SizeTrace) -> str:
 
 
 def find_counts(trace: SizeTrace, lists: Collection[int]) -> dict[sympy.Symbol, str]:
-    """Find sizes that seem to be counts, which must stay, rather than widths, such as the number of a gate's experts.
+    """Find sizes that seem to be counts rather than widths, such as the number of a gate's experts. Counts must stay.
 
     A width differs from a count: another layer reads it, or two layers write it and their outputs are multiplied.
 
-    `lists` are the lengths of the model's module lists. Return for each symbol a parameter that has it.
+    `lists` are the lengths of the model's module lists. Return a map from each count to a parameter that has it.
     """
     matrices = {name: sizes for name, sizes in trace.tensors.items() if len(sizes) > 1}
     roles = _roles(trace)
@@ -164,9 +166,9 @@ def find_counts(trace: SizeTrace, lists: Collection[int]) -> dict[sympy.Symbol, 
 
 
 def find_third_widths(trace: SizeTrace, counts: Collection[sympy.Symbol]) -> dict[sympy.Symbol, str]:
-    """Find sizes of parameters with more than two widths that no layer has, such as the modes of a Fourier operator.
+    """Find sizes that no layer has, in parameters with more than two widths, such as the modes of a Fourier operator.
 
-    Return for each symbol the first parameter that has it.
+    Return a map from each size to the first parameter that has it.
     """
     layers = [sizes for name, sizes in trace.tensors.items() if name not in trace.stacks]
     of_layers = {s for sizes in layers for size in sizes for s in size.free_symbols}
@@ -199,12 +201,12 @@ def evaluate(expressions: tuple[sympy.Expr, ...], values: Mapping[sympy.Symbol, 
 def _holds(equation: sympy.Basic, values: Mapping[sympy.Symbol, int]) -> bool:
     try:
         return bool(_put_in(equation, values) == sympy.true)
-    except ZeroDivisionError:  # a head of a size below 1
+    except ZeroDivisionError:  # the size of a head would be below 1
         return False
 
 
 def _put_in(expression: sympy.Basic, values: Mapping[sympy.Symbol, int]) -> Any:
-    # `subs` replaces one symbol after another, so that an integer division may divide by zero halfway through.
+    # `subs` replaces one symbol after another, so an integer division could divide by zero halfway through.
     return expression.xreplace({symbol: sympy.Integer(value) for symbol, value in values.items()})
 
 
@@ -215,10 +217,10 @@ def _scaled(size: int, width_ratio: float, unit: int) -> int:
 
 @dataclass(frozen=True)
 class _Roles:
-    """The roles of symbols: `widths` are rounded up to whole heads, `counts` are numbers of heads, and the rest stays.
+    """The roles of symbols: `widths` are rounded up to whole heads, `counts` are numbers of heads, `head_sizes` stay.
 
-    `named_heads` are widths whose attribute has the name of a number of heads, such as the rows of a parameter with one
-    row for each head.
+    `named_heads` are widths that an attribute with the name of a number of heads holds. An example are the rows of a
+    parameter with one row for each head.
     """
 
     widths: frozenset[sympy.Symbol]
@@ -236,7 +238,7 @@ def _roles(trace: SizeTrace) -> _Roles:
     dims = {dim for sizes in trace.tensors.values() for dim in sizes if dim.free_symbols & (tied | trace.seeds)}
     factors = {s for dim in dims for s in dim.free_symbols} - dims
     full = set(evaluate(tuple(dims), trace.sizes))
-    # An attribute that is no width splits a width into heads: it is their number, or their size.
+    # If an attribute is no width, it splits a width into heads, and is their number or their size.
     candidates = (tied | trace.seeds) & names.keys() - dims
     parts = {s for s in candidates if s in factors or trace.sizes[s] not in full}
     # Names decide only between two choices that both fit: fewer heads, or smaller ones.
@@ -245,8 +247,8 @@ def _roles(trace: SizeTrace) -> _Roles:
     counts, stay = parts - named_sizes, parts & named_sizes
     for product in ({s for s in sympy.Mul.make_args(dim) if s.is_Symbol} for dim in dims):
         if fewer := product & (counts | named_heads):
-            # A dimension may be heads times head size, or groups times heads of a group: only one factor shrinks. Other
-            # tensors may have the other factor as a size, such as a norm or a buffer of positions.
+            # A dimension may be heads times head size, or groups times heads of a group. Only one factor shrinks,
+            # because other tensors, such as a norm or a buffer of positions, may have the other factor as a size.
             stay |= product - {max(fewer, key=lambda s: (s in named_heads, trace.sizes[s], str(s)))}
     stay |= {s for s, of in _determined(trace) if of <= stay}
     widths = (tied | trace.seeds) - parts - stay

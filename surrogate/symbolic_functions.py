@@ -1,8 +1,9 @@
 """Replacements for torch functions that read sizes as plain numbers, for a forward pass on symbolic sizes.
 
 Each replacement takes the arguments of torch's function and returns tensors of the right shapes, but with arbitrary
-values. It uses operators that state the equations between sizes. For example, a GRU's hidden state is as large as its
-recurrent weight has columns.
+values. It uses operators that state the equations between sizes. For example, the size of a GRU's hidden state equals
+the number of columns of its recurrent weight. To "fix" a size means to convert its symbol to a number, so that the size
+stays in the narrow copy.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class SymbolicFunctions(TorchFunctionMode):
     Args:
         begin: Is called with the arguments of a function before its call.
         done: Is called with the name of a function after its call.
-        values: The values that `ValuesRead` noted in a run with data. Fake tensors have none, so reads return these.
+        values: The values that `ValuesRead` noted in a run with data. Fake tensors have no values, so reads return
+            these.
 
     Attributes:
         met: The ids of all tensors that were arguments of functions.
@@ -76,7 +78,7 @@ def _rule_of(func: Any, name: str) -> Callable[..., Any] | None:
 
 def _recurrent(gates: int) -> Callable[..., Any]:
     def run(x: Tensor, *rest: Any) -> Any:
-        packed = not isinstance(rest[2], bool)  # packed: batch sizes come before the hidden state
+        packed = not isinstance(rest[2], bool)  # if packed, batch sizes come before the hidden state
         batches = x.shape[0] // len(rest[0]) if packed else 0
         state, weights, _, layers, _, _, two_ways, *batch_first = rest[packed:]
         passes = layers * (2 if two_ways else 1)
@@ -98,7 +100,7 @@ def _recurrent(gates: int) -> Callable[..., Any]:
 
 
 def _step(gates: int, x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    # Only one gate is computed; the weights of a recurrent layer hold all `gates` below each other.
+    # The weights of a recurrent layer hold all `gates` below each other. Only one gate is computed.
     of_input, of_hidden, *rest = weights
     biases = rest[:2] if len(rest) > 1 else (None, None)
     summed = F.linear(x, of_input, biases[0]) + F.linear(state[0], of_hidden, biases[1])
@@ -107,7 +109,7 @@ def _step(gates: int, x: Tensor, state: Sequence[Tensor], weights: Sequence[Tens
     if gates != _LSTM:
         return (hidden + state[0],)
     cell = hidden + state[1]
-    output = F.linear(cell, weights[-1]) if len(weights) % 2 else cell  # a third or fifth weight projects it
+    output = F.linear(cell, weights[-1]) if len(weights) % 2 else cell  # a third or fifth weight projects the cell
     return output + state[0], cell
 
 
@@ -120,7 +122,7 @@ def _cell(gates: int) -> Callable[..., Any]:
 
 
 def _pack(x: Tensor, lengths: Any, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """Pack sequences as if all had full length: their real lengths are data, which is missing here."""
+    """Pack sequences as if all had full length, because their real lengths are data, which is missing here."""
     steps, batch = (x.shape[1], x.shape[0]) if batch_first else (x.shape[0], x.shape[1])
     sizes = torch.tensor([int(batch)] * int(steps))
     vars(sizes)[_BATCH] = int(batch)
@@ -141,7 +143,10 @@ def _unpack(data: Tensor, batch_sizes: Tensor, batch_first: bool, *_: Any) -> tu
 
 
 def _get_item(x: Tensor, place: Any) -> Any:
-    """Index a tensor, and fix sizes that indices look up. From packed batch sizes, return the number of sequences."""
+    """Index a tensor, and fix the sizes of dimensions into which tensors of indices point.
+
+    If `x` holds packed batch sizes, return the number of sequences.
+    """
     if _BATCH in vars(x):
         return torch.tensor(vars(x)[_BATCH])
     places = [p for p in (place if isinstance(place, tuple) else (place,)) if p is not None]
@@ -166,7 +171,7 @@ def _product(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _looked_up(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `gather` or a similar function: the size that indices look up is fixed."""
+    """Wrap `gather` or a similar function, to fix the size of the dimension into which indices point."""
 
     def run(x: Tensor, dim: int, index: Tensor, *args: Any, **kwargs: Any) -> Any:
         int(x.shape[dim])
@@ -196,7 +201,7 @@ def _bilinear(first: Tensor, second: Tensor, weight: Tensor, bias: Tensor | None
 
 
 def _pad(x: Tensor, pad: Sequence[Any], mode: str = "constant", value: float | None = None) -> Tensor:
-    """Pad, and fix sizes that are padded by a plain number: the narrow copy could not be padded in proportion."""
+    """Pad, and fix sizes that are padded by a plain number, which would not shrink in proportion in the narrow copy."""
     shape = list(x.shape)
     for place, (before, after) in enumerate(zip(pad[::2], pad[1::2]), start=1):
         if not isinstance(before, torch.SymInt) and not isinstance(after, torch.SymInt) and (before or after):
@@ -206,7 +211,7 @@ def _pad(x: Tensor, pad: Sequence[Any], mode: str = "constant", value: float | N
 
 
 def _of_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function whose kernel takes scales or windows as plain numbers: these are no widths, and are fixed."""
+    """Wrap a function whose kernel takes scales or windows as plain numbers. These are no widths, so they are fixed."""
 
     def run(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         return function(
@@ -237,7 +242,7 @@ def _fold(x: Tensor, output_size: Any, kernel_size: Any, *args: Any, **kwargs: A
 
 
 def _index_into(x: Tensor, dim: int, index: Tensor, source: Tensor, **_: Any) -> Tensor:
-    """`index_add` and `index_copy`: all dimensions of `source` but one are those of `x`."""
+    """Replace `index_add` and `index_copy`. The sizes of `source` equal those of `x`, except along `dim`."""
     for place in {*range(x.dim())} - {dim % x.dim()}:
         torch._check(x.shape[place] == source.shape[place])
         assert x.shape[place] == source.shape[place]

@@ -25,11 +25,11 @@ _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     cls.__name__.lower(): cls for cls in vars(torch.optim).values() if isinstance(cls, type)
 }
 _ABSENT: dict[str, Any] = {"schedule": "constant", "warmup": 0, "warmup_epochs": 0, "independent_weight_decay": False}
-"""Keys of a configuration that this loop does not follow -> the value without effect, which it accepts."""
+"""Key of a configuration that this loop does not support -> the only value that it accepts, which has no effect."""
 
 
 def make_optimizer(surrogate: nn.Module, config: Mapping[str, Any]) -> torch.optim.Optimizer:
-    """Make torch's optimizer with one parameter group for each parameter, at its multiplied rates.
+    """Make torch's optimizer with one parameter group for each parameter, at its multiplied rate and weight decay.
 
     Args:
         surrogate: From `make_surrogate` or `shrink`; at width ratio 1 all multipliers are 1.
@@ -62,11 +62,11 @@ def make_optimizer(surrogate: nn.Module, config: Mapping[str, Any]) -> torch.opt
 
 
 def _given(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a configuration as torch's optimizer takes them; torch has the defaults."""
+    """Return the settings of a configuration as arguments of torch's optimizer, which has defaults for absent ones."""
     settings = inspect.signature(_OPTIMIZERS[kind]).parameters
     keys = ("lr", "weight_decay", "momentum", "dampening", "nesterov", "alpha", "rho", "beta2_decay")
     given = {key: config[key] for key in keys if key in config and key in settings}
-    if "eps" in settings and "eps" in config and kind != "adafactor":  # Adafactor has two
+    if "eps" in settings and "eps" in config and kind != "adafactor":  # Adafactor's `eps` is a pair
         given["eps"] = config["eps"]
     if "betas" in settings and ("beta1" in config or "beta2" in config):
         beta1, beta2 = settings["betas"].default
@@ -84,7 +84,7 @@ def _refuse(config: Mapping[str, Any], *keys: str) -> None:
 
 
 def make_plain_optimizer(model: nn.Module, config: Mapping[str, Any]) -> torch.optim.Optimizer:
-    """`make_optimizer` for this package's loops; ValueError for a `schedule` or a warm-up, which they do not know."""
+    """Call `make_optimizer`. Raise ValueError for a `schedule` or warm-up, which these loops do not support."""
     _refuse(config, *_ABSENT)
     return make_optimizer(model, config)
 
@@ -92,7 +92,7 @@ def make_plain_optimizer(model: nn.Module, config: Mapping[str, Any]) -> torch.o
 def step(
     model: nn.Module, optimizer: torch.optim.Optimizer, config: Mapping[str, Any], batch: Any, objective: Objective
 ) -> None:
-    """Do one optimizer step on one batch, in place; the configuration's `grad_clip` is the largest gradient norm."""
+    """Do one optimizer step on one batch, in place. `config["grad_clip"]`, if given, is the largest gradient norm."""
     optimizer.zero_grad()
     loss = _loss(objective, model, batch)
     require(loss.requires_grad, "objective", objective, "one whose loss depends on a parameter that needs gradients")
@@ -132,7 +132,8 @@ class Recording:
 
     Attributes:
         outputs: (module name, steps done) -> mean of |x| and mean of |x - x at step 0|; the model itself is named "".
-        parameters: (parameter name, steps done) -> root mean square of the last step's change; at 0, of the values.
+        parameters: (parameter name, steps done) -> root mean square of the last step's change; before the first step,
+            that of the values.
     """
 
     outputs: dict[tuple[str, int], tuple[float, float]]
@@ -142,7 +143,7 @@ class Recording:
 def record_training(
     model: nn.Module, config: Mapping[str, Any], batches: Sequence[Any], objective: Objective
 ) -> Recording:
-    """Train one step for each batch; before the first and after each step, measure all outputs on the first batch."""
+    """Do one step for each batch. Measure all outputs on the first batch, before the first step and after each step."""
     optimizer = make_plain_optimizer(model, config)
     first = _outputs(model, batches[0], objective)
     found = {(name, 0): (_size(output), 0.0) for name, output in first.items()}

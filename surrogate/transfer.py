@@ -1,4 +1,4 @@
-"""`transfer_check`: train a handful of configurations at two widths, and see whether they rank alike."""
+"""`transfer_check` trains a few configurations at two widths, and tests whether both widths rank them alike."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def transfer_check(
         score_fn: Trains and scores configurations at one width; `plain_score_fn` makes one.
         configs: At least 4, spread over the search space.
         narrow_width_ratio: Width ratio of the surrogate in question.
-        wide_width_ratio: The larger width ratio, with which it is compared: 1 is the target, and less is cheaper.
+        wide_width_ratio: The larger width ratio, with which the surrogate is compared. 1 is the target; a smaller ratio
+            costs less.
         mode: As for `compare_rankings`.
         top_k: As for `compare_rankings`.
         tolerance: As for `compare_rankings`.

@@ -1,7 +1,7 @@
-"""How well scores at one width rank configurations at another, and which hyperparameters transfer less surely.
+"""Judge how well scores at one width rank configurations at another, and name hyperparameters that may not transfer.
 
 Plain statistics, no tensors. A score is the number that the tuner minimizes or maximizes, one for each configuration. A
-diverged trial has a score that is NaN or infinite. All these scores are equal, and worse than any other.
+diverged trial has a score that is NaN or infinite. All such scores count as equal, and as worse than any other score.
 
 Tensor Programs V, table 1: hyperparameters of optimization transfer. The best regularization depends on the
 model's size, too, because a narrow model overfits less.
@@ -30,9 +30,9 @@ class RankComparison:
 
     Attributes:
         rho: Spearman's rank correlation; NaN if one width gives all configurations the same rank.
-        regret: k -> how much worse, in the wide model's score, the best of the narrow model's top k is than
-            the best of all. 0 is perfect; infinite where all of the top k diverged at either width.
-        tolerance: The regret that counts as none, such as the seed-to-seed spread of the wide model.
+        regret: `regret[k]` is the difference of two scores at the wide width: the best of the narrow model's top k,
+            and the best of all configurations. 0 is perfect. Infinite if all of the top k diverged at either width.
+        tolerance: A regret up to this value counts as 0, for example the seed-to-seed spread of the wide model.
         top_k: Number of configurations that move on to the wide model.
         verdict: `"trusted"`: rho is at least 0.8 and the regret of the top k is within the tolerance.
             `"refused"`: rho is below 0.4 or undefined, and the regret exceeds the tolerance. `"doubtful"`: in
@@ -56,9 +56,9 @@ def compare_rankings(
     Args:
         narrow: One score for each configuration, at the narrow width.
         wide: The scores of the same configurations, in the same order, at the wide width.
-        mode: `"min"` where a smaller score is better, `"max"` where a larger one is.
-        top_k: Number of configurations that move on, from 1 to the number of all.
-        tolerance: A regret up to this counts as none; the seed-to-seed spread of the wide model is a good choice.
+        mode: `"min"` if a smaller score is better, `"max"` if a larger one is.
+        top_k: Number of configurations that move on to the wide model, at most all.
+        tolerance: A regret up to this counts as 0. The seed-to-seed spread of the wide model is a good choice.
 
     Raises:
         ValueError: if the lists differ in length or hold fewer than 4 scores, or `mode`, `top_k` or `tolerance` is
@@ -99,10 +99,10 @@ _ADVICE: dict[Verdict, str] = {
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
-    """Spearman's rank correlation: Pearson's, of the ranks; tied values share the mean of their ranks.
+    """Return Spearman's rank correlation: Pearson's correlation of the ranks. Tied values have the mean of their ranks.
 
     Returns:
-        A number in [-1, 1]; NaN where either list is constant.
+        A number in [-1, 1]; NaN if either list is constant.
 
     >>> spearman([1, 2, 3], [3, 2, 1])
     -1.0

@@ -1,4 +1,4 @@
-"""Narrower models of the `transformers` library, from their configuration: fewer heads of the same size."""
+"""Build narrower models of the `transformers` library from a changed configuration: fewer heads of the same size."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def narrow_by_config(module: nn.Module, width_ratio: float) -> nn.Module | None:
     try:
         with torch.random.fork_rng(devices=[]):
             narrow: nn.Module = type(module)(narrow_config(config, width_ratio))
-    except Exception:  # a wrapper with its base model's configuration, or sizes that this family ties in another way
+    except Exception:  # a wrapper has its base model's configuration, or this family ties sizes in another way
         return None
     if dict(narrow.named_parameters()).keys() != dict(module.named_parameters()).keys():
         return None
@@ -49,7 +49,7 @@ def _parts(config: Any) -> dict[str, Any]:
 
 
 def _kinds(module: nn.Module) -> dict[str, str]:
-    """Return the class name of each part: parametrized layers have classes of their own, but of the same names."""
+    """Return the class name of each part. Each parametrized layer has a class of its own, but with the same name."""
     return {path: type(part).__name__ for path, part in module.named_modules()}
 
 
@@ -66,7 +66,8 @@ def _keep_marks(narrow: nn.Module, module: nn.Module) -> None:
 def _keep_scales(narrow: nn.Module, module: nn.Module) -> None:
     """Copy the factors of the forward pass from the target, in place.
 
-    Some are roots of the hidden size, such as that of embeddings. muP's multipliers assume the target's factors.
+    Some are square roots of the hidden size, such as the factor of embeddings. muP's multipliers assume the target's
+    factors.
     """
     layers = dict(module.named_modules())
     for path, layer in narrow.named_modules():
@@ -81,7 +82,7 @@ def _keep_scales(narrow: nn.Module, module: nn.Module) -> None:
 
 
 def narrow_config(config: Any, width_ratio: float) -> Any:
-    """Return a copy with fewer heads of the same size, a hidden size of these heads, and a narrower MLP.
+    """Return a copy with fewer heads of the same size, the hidden size that these heads make up, and a narrower MLP.
 
     The number of heads is rounded up, and the MLP shrinks by the same ratio. The number of key-value heads is rounded
     up to one that divides the number of heads.
@@ -99,7 +100,7 @@ def narrow_config(config: Any, width_ratio: float) -> Any:
         narrow.hidden_sizes = [_ceil(size * width_ratio) for size in config.hidden_sizes]
         narrow.embedding_size = _ceil(config.embedding_size * width_ratio)
         return narrow
-    if isinstance(config.num_attention_heads, list | tuple):  # Swin's stages, which double heads and width
+    if isinstance(config.num_attention_heads, list | tuple):  # Swin, in which each stage doubles heads and width
         first = config.num_attention_heads[0]
         actual = _ceil(first * width_ratio) / first
         narrow.num_attention_heads = [_ceil(heads * actual) for heads in config.num_attention_heads]

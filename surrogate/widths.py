@@ -1,7 +1,9 @@
 """The dimensions of a model that are widths, and how much narrower they are than the target's.
 
-Widths are found by comparing shapes, never by names. The base shapes (in the sense of the `mup` package) are the
-target's. Every width multiplier of the surrogate is therefore at most 1, and those of the target are exactly 1.
+A dimension is a width if its size in the surrogate differs from that in the target. Names do not matter. A layer reads
+a width if its input size is a width, and writes one if its output size is a width. The base shapes (in the sense of the
+`mup` package) are the target's. Every width multiplier of the surrogate is therefore at most 1, and those of the target
+are exactly 1.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class ParamWidth:
 
     Attributes:
         shape: Shape in the surrogate; a dimension that differs is a width ("infinite" in mup's words).
-        as_read: Target shape and shape in the layout of `shapes_as_read`; None if the parameter is stored in it.
+        as_read: Target shape and shape in the layout of `shapes_as_read`; None if the parameter is stored in that
+            layout.
     """
 
     target_shape: Shape
@@ -42,12 +45,12 @@ class ParamWidth:
 
     @property
     def width_mult(self) -> float:
-        """Surrogate width over target width along mup's main dimension, the last width; 1 without a width."""
+        """Surrogate width over target width in the last dimension that is a width (mup's main one); 1 without any."""
         return float(self.infshape().width_mult())
 
     @property
     def is_matrix(self) -> bool:
-        """Return whether two dimensions are widths: a hidden weight in muP's table."""
+        """Return whether two dimensions are widths, as in a hidden weight of muP's table."""
         return bool(self.infshape().ninf() == 2)
 
     @property
@@ -67,12 +70,12 @@ class WidthPlan:
 
     Attributes:
         params: Parameter name -> its widths, for every name of `named_parameters()`.
-        readouts: Module name -> multiplier of that module's input: 1 / width_mult, or the root of it where a
+        readouts: Module name -> multiplier of that module's input: 1 / width_mult, or its square root if a
             parametrization fixes the norm of the weight.
-        attention: Module name -> multiplier of that module's attention logits, where the head size changed.
-        spectral: Module name -> multiplier of that module's input, where the spectral norm of its weight is 1.
-        rounded: Widths that did not divide and were rounded, one line each.
-        kept: Sizes that `shrink` did not change, and why, one line each.
+        attention: Module name -> multiplier of that module's attention logits, if the head size changed.
+        spectral: Module name -> multiplier of that module's input, if the spectral norm of its weight is 1.
+        rounded: One line for each width that was rounded, because the ratio does not make it a whole number.
+        kept: One line for each size that `shrink` did not change, with the reason.
     """
 
     width_ratio: float
@@ -111,7 +114,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def with_data(module: nn.Module) -> nn.Module:
-    """Return a module, but refuse one on the device "meta" (ValueError), which has no initial weights."""
+    """Return the module. Raise ValueError if it is on the device "meta", because it has no initial weights there."""
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.is_meta:
             told = f"{name!r} of the model lies on the device 'meta', where it has no data"
@@ -217,7 +220,7 @@ def _check_width_count(params: Mapping[str, ParamWidth]) -> None:
 
 
 def refuse_single_units(params: Mapping[str, ParamWidth], narrow: nn.Module, target: nn.Module) -> None:
-    """Refuse a width of one unit or none, which tells nothing about a wide layer; one head of full size is fine."""
+    """Refuse widths of one unit or none, which reveal nothing about a wide layer. One head of full size is allowed."""
     for name, param in params.items():
         if 0 in param.shape and 0 not in param.target_shape:
             raise ValueError(
@@ -239,7 +242,7 @@ _INNER_WEIGHTS = ("weight_hr_", "q_proj_weight", "k_proj_weight", "v_proj_weight
 
 
 def refuse_inner_readouts(params: Mapping[str, ParamWidth], target: nn.Module) -> None:
-    """Refuse a readout inside a layer of torch: its input needs a multiplier, which no hook can apply."""
+    """Refuse a readout inside a layer of torch, because its input needs a multiplier, which no hook can apply."""
     for name, param in params.items():
         path, _, own = name.rpartition(".")
         reads_width = param.shape != param.target_shape and param.shape[:1] == param.target_shape[:1]

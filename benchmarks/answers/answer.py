@@ -1,4 +1,4 @@
-"""A question of the page of results with the table that answers it, and what all their authors need."""
+"""A question of the page of results with the table that answers it, and functions that all answers share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Answer(NamedTuple):
     """A question, and the table that answers it.
 
     Attributes:
-        meaning: What the table means for a user, in a sentence.
+        meaning: The meaning of the table for a user, in a sentence.
         columns: Names of the columns.
         rows: Cells as the page shows them, the best row first.
         sources: Pages of the folder of results.
@@ -31,13 +31,13 @@ class Answer(NamedTuple):
 
 
 def machine_of(environment: dict[str, Any]) -> str:
-    """The hardware and the day of a result file."""
+    """Return the hardware and the date of a result file."""
     hardware = environment.get("machine") or f"{environment['cpu']}, {environment['cores']} cores"
     return f"{hardware}; {environment['date'][:10]}"
 
 
 def machines_of(environments: Iterable[dict[str, Any]]) -> str:
-    """The hardware of several results, each kind once, and the first and the last of their days."""
+    """Return the hardware of several results, each kind once, and the first and the last of their dates."""
     hardware, days = dict[str, dict[str, None]](), set[str]()
     for one in environments:
         size = f"{one['cores']} cores" + (f", {one['gpu']}" if "gpu" in one else "")
@@ -49,7 +49,7 @@ def machines_of(environments: Iterable[dict[str, Any]]) -> str:
 
 
 def settled(*studies: str) -> Callable[[Path], list[Answer]]:
-    """Return the maker of the answers of studies that are over; their pages name the commit of the script."""
+    """Return a function that reads the answers of finished studies. Their pages name the commit of their script."""
 
     def answers(folder: Path) -> list[Answer]:
         found = read(folder / "settled.json", {})

@@ -52,7 +52,7 @@ PLAINLY = {
     "first look after a third": "at full size, the first comparison after a third of the training",
     "no last look": "at full size, no comparison between the first and the end",
 }
-"""Rules in words that need no other page; the other names are plain."""
+"""Rules in words that a reader understands without another page. Names that are not here are clear themselves."""
 
 REPLAY = "replay.md"
 ASKED = {
@@ -60,7 +60,7 @@ ASKED = {
     "median stopping sweeps": "median stopping",
     "no stopping in the sweep": "no stopping",
 }
-"""The rules that the page of the replay compares with halving, by their names there."""
+"""Name of a rule on the page of the replay, which compares it with halving -> its name here."""
 
 Line = tuple[str, str, str]
 
@@ -176,7 +176,7 @@ def _percent(row: PolicyRow) -> str:
 
 
 def anytime(folder: Path) -> Iterator[Answer]:
-    """What a search has in hand if it is given part of the time of a whole one."""
+    """Answer which model a search has if it is stopped after a part of its time."""
     page = _page(folder)
     costs = {name: re.findall(f"{re.escape(AHEAD.format(rival=name))}([0-9.]+)", page) for name in RIVALS}
     rows = {cells[1]: cells[2:] for line in page.splitlines() if (cells := _cells(line))[:1] == ["second"]}
@@ -205,7 +205,7 @@ def _page(folder: Path) -> str:
 
 
 def rules_of_page(folder: Path) -> list[tuple[str, str, str, str, str]]:
-    """Rules of the sweep beside halving, on the tasks that chose no rule, as the page of the replay has them."""
+    """Read from the page of the replay the rules of the sweep beside halving, on the tasks that chose no rule."""
     _, _, second = _page(folder).partition("**The second half**")
     rows = {cells[0]: cells[2:] for line in second.splitlines() if len(cells := _cells(line)) == 6}
     found = []

@@ -18,7 +18,7 @@ from benchmarks.result_files import read, spread
 
 
 def throughput(folder: Path) -> Iterator[Answer]:
-    """Fused trials against one after another, on a CPU."""
+    """Compare fused trials with trials one after another, on a CPU."""
     result = read(folder / "fusion_throughput.json")
     found = [row for row in result["rows"] if row["trials"] == 32] if result else []
     if not found:
@@ -58,7 +58,7 @@ def _range(values: Sequence[float], how: str = ".1f") -> str:
 
 
 def on_a_gpu(folder: Path) -> Iterator[Answer]:
-    """Fused trials on a GPU, against the full width alone."""
+    """Compare fused trials on a GPU with the full-width model alone."""
     result = read(folder / "fusion_cuda.json")
     if result is None or not result["rows"]:
         return
@@ -88,7 +88,7 @@ def on_a_gpu(folder: Path) -> Iterator[Answer]:
 
 
 def _alone(rows: Sequence[dict[str, Any]], like: dict[str, Any]) -> str:
-    """By how much a narrow trial alone is faster than the full width, if its steps are taken in the same way."""
+    """Say how many times as fast as the full width a narrow trial alone is, if its steps run in the same way."""
     same = [
         row for row in rows if row["K"] == 1 and all(row[name] == like[name] for name in ("case", "precision", "how"))
     ]
@@ -96,7 +96,7 @@ def _alone(rows: Sequence[dict[str, Any]], like: dict[str, Any]) -> str:
 
 
 def ranking(folder: Path) -> Iterator[Answer]:
-    """How surrogates rank configurations, against the full width."""
+    """Compare how surrogates rank configurations with the ranking at full width."""
     lines, environments = [], []
     for path in folder.glob("transfer_*.json"):
         result = read(path)
@@ -132,7 +132,7 @@ def ranking(folder: Path) -> Iterator[Answer]:
 
 
 def as_published(folder: Path) -> Iterator[Answer]:
-    """RASDA against ASHA in virtual time, beside what its paper reports."""
+    """Compare RASDA with ASHA in virtual time, beside the numbers of its paper."""
     result = read(folder / "rasda_paper.json")
     if result is None:
         return
@@ -153,7 +153,7 @@ def as_published(folder: Path) -> Iterator[Answer]:
 
 
 def really_run(folder: Path) -> Iterator[Answer]:
-    """RASDA's rules on Ray Tune, against Ray's ASHA, seed by seed."""
+    """Compare RASDA's rules on Ray Tune with Ray's ASHA, seed by seed."""
     result = read(folder / "rasda_live.json")
     if result is None:
         return
@@ -176,7 +176,7 @@ def really_run(folder: Path) -> Iterator[Answer]:
 
 
 def on_ray(folder: Path) -> Iterator[Answer]:
-    """The time that Ray takes to resize trials, and to run short ones."""
+    """Tell the time that Ray takes to resize trials, and to run short ones."""
     result = read(folder / "ray_overhead.json")
     if result is None:
         return
@@ -198,7 +198,7 @@ def on_ray(folder: Path) -> Iterator[Answer]:
 
 
 def packed(folder: Path) -> Iterator[Answer]:
-    """Packing: trainings really run, makespans in virtual time, and its decisions."""
+    """Tell the gains of packing in real trainings and in virtual time, and the time of its decisions."""
     result = read(folder / packing.FILE)
     if result is not None:
         yield from _packing_run(result)
@@ -296,7 +296,7 @@ def _duration(seconds: float) -> str:
 
 
 def in_bubbles(folder: Path) -> Iterator[Answer]:
-    """Tell what guests cost a host and what they use, by micro-batches, and what a sweep takes in bubbles alone."""
+    """Tell by how much guests slow a host and which share of bubbles they use, and how long a sweep takes there."""
     result = read(folder / bubbles.FILE) or {}
     parts, sweep = [result[key] for key in ("4", "8") if key in result], result.get("sweep")
     rows = []

@@ -1,4 +1,4 @@
-"""`tune` against ASHA and its peers, and what it takes by itself."""
+"""Compare `tune` with ASHA and other searches, and tell the time that the library itself takes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Task(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """By how many seed spreads the model of `tune` tests better in the median."""
+        """Return by how many seed spreads the model of `tune` tests better in the median."""
         assert self.own.gain is not None
         return self.own.gain.median / self.between_seeds
 
@@ -66,7 +66,7 @@ def _tasks(folder: Path) -> list[_Task]:
 
 
 def sooner(folder: Path) -> Iterator[Answer]:
-    """How many times as fast as ASHA `tune` hands back a model, by task."""
+    """Tell how many times as fast as ASHA `tune` hands back a model, by task."""
     timed = [task for task in _tasks(folder) if task.own.speedup is not None]
     if not timed:
         return
@@ -117,7 +117,7 @@ def _sweep(cells: Sequence[Cell]) -> str:
 
 
 def _range(values: Sequence[Spread | None]) -> str:
-    """The least and the most of some medians."""
+    """Return the least and the most of some medians as text."""
     medians = [value.median for value in values if value is not None]
     return f"{min(medians):.1f} to {max(medians):.1f}"
 
@@ -131,7 +131,7 @@ def _sources(folder: Path) -> list[str]:
 
 
 def as_good(folder: Path) -> Iterator[Answer]:
-    """How often the model of `tune` is as good as ASHA's, over all tasks; then the scores, by task."""
+    """Tell how often the model of `tune` is as good as ASHA's over all tasks, and then the scores by task."""
     yield from _overall(of_today(read_cells(folder / "vs_asha")))
     yield from _by_task(folder)
 
@@ -198,7 +198,7 @@ def _by_task(folder: Path) -> Iterator[Answer]:
 
 
 def against_peers(folder: Path) -> Iterator[Answer]:
-    """The test score of what each search hands back in the wall time that `tune` takes, and in four times it."""
+    """Compare test scores if other searches get the wall time that `tune` takes, or four times as much."""
     result = read(folder / peers.FILE)
     if result is None:
         return
@@ -232,7 +232,7 @@ def against_peers(folder: Path) -> Iterator[Answer]:
 
 
 def in_own_loops(folder: Path) -> Iterator[Answer]:
-    """Seconds and test losses of searches by a training loop of the user's."""
+    """Tell the seconds and test losses of searches that use the user's own training loop."""
     result = read(folder / own_loop.FILE)
     if result is None:
         return
@@ -251,7 +251,7 @@ def in_own_loops(folder: Path) -> Iterator[Answer]:
 
 
 def in_reinforcement_learning(folder: Path) -> Iterator[Answer]:
-    """The time until an agent of PPO has learnt CartPole."""
+    """Tell the time until an agent of PPO has learned CartPole."""
     result = read(folder / own_loop_ppo.FILE)
     if result is None:
         return
@@ -266,7 +266,7 @@ def in_reinforcement_learning(folder: Path) -> Iterator[Answer]:
 
 
 def own_cost(folder: Path) -> Iterator[Answer]:
-    """What the library itself takes, with many trials, GPUs or ranks."""
+    """Tell the time that the library itself takes, with many trials, GPUs or ranks."""
     result = read(folder / scale.FILE)
     if result is None:
         return
@@ -290,6 +290,6 @@ def own_cost(folder: Path) -> Iterator[Answer]:
 
 
 def _beside_training(cell: Cell) -> float:
-    """Seconds of a search that neither the sweep nor the race take, and those of measuring widths."""
+    """Return the seconds of a search outside the sweep and the race, and those in which it measured widths."""
     apart = cell["apart"]
     return float(cell["wall"] - apart["sweep"] - apart["full size"] + apart["of it measuring widths"])

@@ -30,7 +30,7 @@ NOTES = "replay_notes.md"
 
 
 def overview(tables: Mapping[str, Table]) -> str:
-    """For each task, width and seed, how many configurations are recorded, and the CPU minutes that they took."""
+    """Return a table: for each task, width and seed, the number of recorded configurations, and their CPU minutes."""
     lines = ["| task | width | seed | configurations | CPU minutes |", "|---|---|---|---|---|"]
     for name, table in tables.items():
         for i, width in enumerate(table.about.widths):

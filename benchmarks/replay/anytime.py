@@ -1,9 +1,9 @@
-"""What methods would hand over if they were stopped: regret by cost, as a figure.
+"""Draw the regret of methods that are stopped early, by cost.
 
-That is, of all that was trained at full width so far, the configuration that validated best, as far as it is trained,
-whether or not the method itself would choose it. Whatever a method asks for, its trainings are followed epoch by
-epoch. As long as nothing was trained at full width, a run counts as `MOST` standard deviations behind the best, as
-much as any run counts at most.
+A stopped method hands over the model that validated best among all that it trained at full width so far, as far as it
+is trained. The method itself might choose another one. Trainings are followed epoch by epoch, even if a method asks for
+several epochs at once. Before anything is trained at full width, a run counts as `MOST` standard deviations behind the
+best. No run counts more than that.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ LAST = 4.0
 RIVALS = "ASHA", "random search"
 AHEAD = "`tune` has less regret than {rival} from "
 SHARES = np.array([0.25, 0.5, 0.75, 1])
-"""Of the cost of a whole search by today's rule, at which methods are compared."""
+"""Shares of the cost of a whole search by today's rule, at which methods are compared."""
 TIMED = """Regret if a search is given a share of the time that a whole search by today's rule takes, in standard
 deviations between seeds. The leader trains to its end first if `time_budget_s` seems enough for that, but not for the
 race."""
 LEAST = 0.1
-"""Regret below which curves are drawn as if they were there: what is less is noise, and zero has no logarithm."""
+"""A smaller regret is drawn as this one, because it is only noise, and zero has no logarithm."""
 
 
 @dataclass(frozen=True)
 class DrawnPolicy:
-    """What a curve shows, and how it is drawn: colors are those of Okabe and Ito (2008), yellow left out."""
+    """A policy and the look of its curve. Colors are those of Okabe and Ito (2008), without yellow."""
 
     policy: Policy
     color: str
@@ -63,9 +63,10 @@ IN_TIME = "the leader to its end first", "today: tune's defaults", *RIVALS
 
 
 def incumbents(search: Search) -> tuple[Floats, Ints, Ints]:
-    """After each epoch at full width: spent by then, the configuration that validated best so far, and its epochs.
+    """Return, after each epoch at full width, the cost so far, the best configuration so far, and its epochs.
 
-    Where best epochs are kept. Of equal scores the lower number's counts, as in `tune`.
+    The best is the one that validated best, if best epochs are kept. If scores are equal, the lower number is best, as
+    in `tune`.
     """
     curves, price = search.tables.kept[search.seed], search.tables.costs[1.0]
     reached, best, rows = dict[int, int](), (-np.inf, -len(curves)), list[tuple[float, int, int]]()
@@ -80,11 +81,11 @@ def incumbents(search: Search) -> tuple[Floats, Ints, Ints]:
 
 @dataclass(frozen=True)
 class InHand:
-    """What a search had in hand.
+    """Regret of the model that a search would hand over, by the cost at which it is stopped.
 
     Attributes:
-        spent: Costs at which it changed.
-        regret: Before the first of them, and after each.
+        spent: Costs at which this model changed.
+        regret: Regret before the first of these costs, and after each.
         whole: Cost of the whole search.
     """
 
@@ -93,13 +94,13 @@ class InHand:
     whole: float
 
     def at(self, costs: Floats) -> Floats:
-        """Regret at some costs."""
-        # Costs are sums of floats, so that a training that ends at 2 may end a digit later.
+        """Return the regret at some costs."""
+        # Costs are sums of floats, so a training that ends at a cost of 2 may end a little above 2.
         return self.regret[np.searchsorted(self.spent, costs * (1 + 1e-9), side="right")]
 
 
 def in_hand(table: Table, policies: Sequence[Policy], resamples: int, by_width: bool = False) -> Iterator[list[InHand]]:
-    """Of each search of one task, where best epochs are kept: what each of the policies had in hand.
+    """Yield, for each search of one task, the `InHand` of each policy. Best epochs are kept.
 
     Args:
         by_width: See `Tables`.
@@ -119,13 +120,13 @@ def in_hand(table: Table, policies: Sequence[Policy], resamples: int, by_width: 
 
 
 def regrets(table: Table, policy: Policy, resamples: int = RESAMPLES) -> tuple[Floats, float]:
-    """Of a method on one task: mean regret at each of `GRID`, and median cost."""
+    """Return a method's mean regret on one task at each cost of `GRID`, and its median cost."""
     found = [one for (one,) in in_hand(table, [policy], resamples)]
     return np.mean([one.at(GRID) for one in found], 0), float(np.median([one.whole for one in found]))
 
 
 def in_time(table: Table, resamples: int = RESAMPLES) -> Floats:
-    """Mean regret on one task at each of `SHARES` of what today's rule costs: of each of `IN_TIME`, a row each."""
+    """Return the mean regret on one task at each of `SHARES` of the cost of today's rule; `IN_TIME` has a row each."""
     searches = in_hand(table, [today, *(METHODS[name].policy for name in IN_TIME)], resamples)
     found: Floats = np.mean([[one.at(SHARES * full.whole) for one in others] for full, *others in searches], 0)
     return found
@@ -136,7 +137,8 @@ class Curve:
     """A method's mean over tasks.
 
     Attributes:
-        regret: At each of `GRID`, in standard deviations between seeds.
+        regret: Regret at each cost of `GRID`, in standard deviations between seeds.
+        costs: Median cost of a whole search, for each task.
     """
 
     regret: Floats
@@ -144,7 +146,7 @@ class Curve:
 
 
 def page(tables: Mapping[str, Table], path: Path, resamples: int = RESAMPLES) -> str:
-    """Draw the means over either half of the tasks to a PNG file, and show it; nothing where no task can be judged."""
+    """Draw the means over either half of the tasks to a PNG file, and return a page with it; empty without tasks."""
     panels: dict[str, dict[str, Curve]] = {}
     for which, half in zip(("tasks that chose earlier rules", "tasks that chose none"), halves(tables)):
         if half:
@@ -176,9 +178,9 @@ def ahead_from(curves: Mapping[str, Curve], rival: str) -> str:
 
 
 def plot(panels: Mapping[str, Mapping[str, Curve]], path: Path) -> None:
-    """A panel for each title, with one line for each of `METHODS`, named in the order of their right ends.
+    """Draw a panel for each title, with one line for each of `METHODS`. The legend has the order of their right ends.
 
-    A dot is where a method's searches are over; beyond it, lines are faint.
+    A dot marks the cost at which a method's searches are over. Beyond it, lines are faint.
     """
     from matplotlib.figure import Figure
 

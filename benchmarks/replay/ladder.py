@@ -1,8 +1,8 @@
-"""A ladder of heats, replayed: between the sweep and full size, the best train on narrow models to their ends.
+"""Replay a ladder of heats: between the sweep and full size, the best trials train narrow models to their ends.
 
-`tune` has such a heat with `full_trainings` of 1 or 2: "8 at 1/4", one or two at full size. The page compares variants
-of it with today's rule, on both halves of the tasks: by the two yardsticks of `yardsticks.py`, by regret, and by cost.
-Each half chooses a variant, which the other half judges.
+`tune` has such a heat if `full_trainings` is 1 or 2: "8 at 1/4", then one or two at full size. The page compares
+variants of it with today's rule, on both halves of the tasks. It compares the two yardsticks of `yardsticks.py`,
+regret, and cost. Each half chooses a variant, which the other half judges.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from benchmarks.replay.yardsticks import AGAIN, NOT_TO_CHOOSE, TODAY, Judge, Jud
 from benchmarks.result_files import columns, texts
 
 SAMPLES = 200
-"""Random halves of a task's configurations; each is searched with each seed."""
+"""Number of random halves of a task's configurations. Each half is searched with each seed."""
 TIE = 0.05
-"""Full trainings by which the costs of two variants that count as equally dear differ at most."""
+"""Two variants count as equally expensive if their costs differ by at most this many full trainings."""
 ERRORS = 2.0
-"""Standard errors by which a variant may fall behind today's rule and still count as no worse."""
+"""A variant counts as no worse than today's rule if it is behind by at most this many standard errors."""
 COSTS = np.array([0.5, 1, 1.5, 2, 2.5, 3, 4])
 """Full trainings, priced by width, at which the models in hand are compared."""
 ASHA = "ASHA"
@@ -36,7 +36,7 @@ PRICES: dict[Price, str] = {"cost_by_width": "by width", "cost": "by seconds"}
 
 
 def _ladder(count: int, full_size: int = 2, **more: Any) -> Ladder:
-    """One heat at 1/4 of the width, to the end."""
+    """Make a ladder with one heat of `count` trials at 1/4 of the width, to the end."""
     return Ladder(heats=(Heat(count),), full_size=full_size, **more)
 
 
@@ -72,8 +72,8 @@ class Compared(NamedTuple):
     """A rule on one task.
 
     Attributes:
-        ahead: By how much its two shares, handed back and trained again, exceed those of today's rule.
-        error: Standard errors of `ahead`, by pairs of searches.
+        ahead: The excess of its two shares, handed back and trained again, over those of today's rule.
+        error: Standard errors of `ahead`, from pairs of searches.
     """
 
     row: PolicyRow
@@ -82,11 +82,11 @@ class Compared(NamedTuple):
 
 
 Half = dict[str, dict[str, Compared]]
-"""By rule, then by task."""
+"""`half[rule][task]`."""
 
 
 def replayed(tables: Mapping[str, Table], variants: Mapping[str, Ladder] = VARIANTS, samples: int = SAMPLES) -> Half:
-    """Today's rule, ASHA, and each variant on each task that has its widths."""
+    """Replay today's rule, ASHA, and each variant on each task that has its widths."""
     found: Half = {TODAY: {}, AGAIN: {}, ASHA: {}, **{name: {} for name in variants}}
     for task, table in tables.items():
         judge = Judge(table, samples)
@@ -100,14 +100,14 @@ def replayed(tables: Mapping[str, Table], variants: Mapping[str, Ladder] = VARIA
 
 
 def _paired(judge: Judge, found: Judged, own: Floats) -> Compared:
-    """A rule on one task; `own` says of today's searches what `Judge.no_worse` does of this rule's."""
+    """Compare a rule's searches on one task with today's. `own` is `Judge.no_worse` of today's searches."""
     differences = judge.no_worse(found) - own
     errors = differences.std(1) / math.sqrt(differences.shape[1])
     return Compared(judge.against(found), differences.mean(1), errors)
 
 
 def no_worse(found: Iterable[Compared]) -> bool:
-    """Whether both shares, in the mean over tasks, fall behind today's by no more than the resampling error."""
+    """Tell whether both shares, in the mean over tasks, are behind today's by no more than the resampling error."""
     rows = list(found)
     ahead = np.mean([one.ahead for one in rows], 0)
     error = np.sqrt(np.square([one.error for one in rows]).sum(0)) / len(rows)
@@ -115,7 +115,7 @@ def no_worse(found: Iterable[Compared]) -> bool:
 
 
 def chosen(half: Half, price: Price) -> str:
-    """The cheapest of the rules that are no worse than today's; of equally dear ones that with the least regret.
+    """Return the cheapest rule that is no worse than today's; of equally expensive ones, the one with least regret.
 
     Only rules that could be replayed on all tasks of the half are compared, today's among them.
     """
@@ -129,7 +129,7 @@ def chosen(half: Half, price: Price) -> str:
 
 
 def page(tables: Mapping[str, Table], samples: int) -> str:
-    """The choices, every variant on each half, and what is in hand; empty without tables of both halves."""
+    """Return a page of the choices, every variant on each half, and the models in hand; empty without both halves."""
     named = {name: half for name, half in zip(("first", "second"), halves(tables), strict=True) if half}
     if len(named) < 2:
         return ""
@@ -162,7 +162,7 @@ def _choices(found: Mapping[str, Half]) -> str:
 
 
 def _line(half: Half, rule: str) -> list[str]:
-    """The mean of a rule over its tasks, and whether it is worse than today's rule on these; empty without tasks."""
+    """Return a rule's means over its tasks, and whether it is worse than today's rule there; empty without tasks."""
     found = half[rule].values()
     if not found:
         return ["" for _ in _COLUMNS] + [""]
@@ -171,7 +171,7 @@ def _line(half: Half, rule: str) -> list[str]:
 
 
 def _variants(half: Half) -> str:
-    """Each rule; today's once more on the tasks of the rules that have the fewest."""
+    """Return a table of all rules, with today's rule once more, on the tasks of the rule that has the fewest."""
     lines = [[name, f"{len(found)}", *_line(half, name)] for name, found in half.items() if found]
     fewest = min((found for found in half.values() if found), key=len)
     if len(fewest) < len(half[TODAY]):
@@ -202,7 +202,7 @@ METHODS: dict[str, Policy] = {
 
 
 def _in_hand(named: Mapping[str, Mapping[str, Table]], samples: int) -> str:
-    """Mean regret at each of `COSTS` on the tasks that have the width of the heat."""
+    """Return a table of the mean regret at each of `COSTS`, on the tasks that have the width of the heat."""
     lines = []
     for half, tables in named.items():
         there = [table for table in tables.values() if applies(VARIANTS[SHOWN[1]], table)]

@@ -1,7 +1,7 @@
-"""The searches that `vs_asha` ran live, replayed: each with its own configurations, weights and orders of examples.
+"""Replay the searches that `vs_asha` ran live, each with its own configurations, weights and orders of examples.
 
-A policy that is replayed here meets what the live run met, so that replay and live can be compared search by search;
-and what ASHA came to is what Ray's ASHA came to in that run.
+A policy that is replayed here meets the conditions of the live run, so replay and live can be compared search by
+search. The scores of ASHA are those that Ray's ASHA reached in the live run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.vs_asha.statistics import BASELINE, as_good, ended, maximizes, p
 from hydro_rasda.schedulers import agreement
 
 EQUAL = 1e-4
-"""Relative difference up to which scores count as equal: tables are rounded, and last digits differ by group."""
+"""Relative difference up to which scores count as equal, because tables are rounded and last digits differ by group."""
 POLICIES: dict[str, Policy] = {
     "today: tune's defaults": today,
     "first look after a ninth, best epochs decide": Tune(first_look=1 / 9, by="best epochs"),
@@ -36,10 +36,10 @@ class Setup:
     """One search that was run live.
 
     Attributes:
-        validation: The score that Ray's ASHA ended with, higher is better.
-        test: Its winner's test score, likewise.
+        validation: The validation score with which Ray's ASHA ended; higher is better.
+        test: The test score of ASHA's winner; higher is better.
         margin: Standard deviation of a test score between two trainings.
-        live: Whether `tune` came to ASHA's validation score in that run; None where it did not run.
+        live: True if `tune` reached ASHA's validation score in that run, False if not; None if it did not run.
     """
 
     task: str
@@ -53,12 +53,12 @@ class Setup:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a policy gave in one of them.
+    """Result of a policy in one search.
 
     Attributes:
-        cost: In full trainings.
-        reached: Whether its validation score is as good as that of ASHA's winner.
-        test: By how much its test score is better than ASHA's winner's, in standard deviations between seeds.
+        cost: Cost in full trainings.
+        reached: True if its validation score is as good as that of ASHA's winner.
+        test: How much better its test score is than that of ASHA's winner, in standard deviations between seeds.
     """
 
     winner: int
@@ -68,7 +68,7 @@ class Replayed:
 
 
 def setups(folder: Path = FOLDER) -> list[Setup]:
-    """All searches that were run live with Ray's ASHA and whose configurations are recorded at both widths."""
+    """Return all searches that were run live with Ray's ASHA and whose configurations are recorded at both widths."""
     cells = read(folder.parent / "vs_asha")
     return [setup for seed, tables in samples(folder).items() for setup in _setups(seed, tables, cells)]
 
@@ -86,7 +86,7 @@ def _setups(seed: int, tables: Mapping[str, Table], cells: Cells) -> Iterator[Se
 
 
 def replayed(setup: Setup, policy: Policy) -> Replayed:
-    """A policy in a search that was run live."""
+    """Replay a policy in a search that was run live."""
     table, search = setup.tables.table, _search(setup)
     winner = policy(search)
     at = search.seed, winner, search.reached(winner) - 1
@@ -96,7 +96,7 @@ def replayed(setup: Setup, policy: Policy) -> Replayed:
 
 
 class Agreement(NamedTuple):
-    """The number of searches that come to the score of ASHA's winner, really run and replayed."""
+    """Numbers of searches: all, those on which replay and live agree, and those that reach ASHA's score in either."""
 
     searches: int
     alike: int
@@ -105,7 +105,7 @@ class Agreement(NamedTuple):
 
 
 def agreement_with_live(policy: Policy, folder: Path = FOLDER) -> Agreement:
-    """How often a policy's replay says the same as `tune` did live with the same seed."""
+    """Count how often a policy's replay has the same outcome as `tune` had live with the same seed."""
     both = [(setup.live, replayed(setup, policy).reached) for setup in setups(folder) if setup.live is not None]
     return Agreement(
         searches=len(both),
@@ -116,7 +116,7 @@ def agreement_with_live(policy: Policy, folder: Path = FOLDER) -> Agreement:
 
 
 def agreements(setups: Sequence[Setup]) -> str:
-    """What the runs would have said of their surrogates after the first look at full size; empty for none."""
+    """Say what the runs would have stated about the agreement of widths after the first look; empty without runs."""
     told = Counter[str]()
     for setup in setups:
         search = _search(setup)
@@ -138,7 +138,7 @@ def _search(setup: Setup) -> Search:
 
 
 def page(setups: Sequence[Setup], policies: Mapping[str, Policy] = POLICIES) -> str:
-    """For each policy: cost, how often it is no worse than the ASHA that was run, and that by task; empty for none."""
+    """Return a table: each policy's cost, and how often it is no worse than the live ASHA, in all and by task."""
     if not setups:
         return ""
     tasks = list(dict.fromkeys(setup.task for setup in setups))

@@ -1,7 +1,8 @@
-"""Policies that choose one configuration of a replay table, and what each pays for what it looks at.
+"""Policies that choose one configuration of a replay table, and the cost of the scores that they look at.
 
-A policy is `policy(search) -> number`: it looks at validation scores through `Search`, which trains nothing but keeps
-account: a configuration at a width is paid as far as its latest epoch, a cooldown by its length.
+A policy is `policy(search) -> number`. It looks at validation scores through `Search`, which trains nothing, but counts
+costs. A configuration costs its epochs at a width, up to the latest one that was looked at. A cooldown costs its
+length. "Goodness" is a score of which higher is better; it is -inf if a training diverged.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ Weights = Literal["own", "averaged"]
 
 @dataclass
 class Tables:
-    """What all searches in a table share, computed once.
+    """Arrays that all searches in a table share, computed once.
 
     Attributes:
-        scores: Goodness by width and weights, those that training left or averaged ones: [seed, config, epoch].
-        kept: Goodness of what is handed back at full width, as far as each is trained, likewise: [seed, config, epoch].
-        cooled: Goodness after a cooldown, by width, epoch and share: [seed, config].
-        costs: Of an epoch by width, in full trainings.
-        by_width: True to price epochs by `price_by_width`, False by the table's CPU seconds.
+        scores: `scores[width, weights]`: goodness [seed, config, epoch] of the weights that training left ("own"), or
+            of averaged ones.
+        kept: Goodness [seed, config, epoch] of the weights that would be handed back at full width after each epoch.
+        cooled: `cooled[width, epoch, share]`: goodness [seed, config] after a cooldown.
+        costs: Width -> cost of an epoch, in full trainings.
+        by_width: If True, epochs are priced by `price_by_width`. If False, by the table's CPU seconds.
     """
 
     table: Table
@@ -65,7 +67,7 @@ class Tables:
 
 
 def price_by_width(width: float) -> float:
-    """Return what a training costs on a wide model, in full trainings: its multiplications, and a little for the rest.
+    """Return the cost of a training if models are wide, in full trainings: its multiplications, and a little more.
 
     >>> price_by_width(1.0), price_by_width(1 / 4)
     (1.0, 0.0825)
@@ -78,8 +80,8 @@ class Search:
     """One search: some configurations, in order, with one seed.
 
     Attributes:
-        spent: In full trainings.
-        trained: What each look at full width that trained added: spent after it, number, epoch.
+        spent: Cost so far, in full trainings.
+        trained: An entry for each look at full width that trained: cost after it, number, epoch.
     """
 
     tables: Tables
@@ -91,16 +93,16 @@ class Search:
 
     @property
     def max_t(self) -> int:
-        """Epochs of a full training."""
+        """Return the epochs of a full training."""
         return self.tables.table.about.max_t
 
     @property
     def warmup(self) -> float:
-        """The longest warm-up, in epochs: `tune` has no rung before it is over."""
+        """Return the longest warm-up in epochs. `tune` has no rung before it is over."""
         return max(float(self.tables.table.about.configs[n].get("warmup_epochs", 0)) for n in self.numbers)
 
     def look(self, width: float, number: int, epoch: int, weights: Weights = "own") -> float:
-        """Goodness of a configuration after an epoch: higher is better, -inf where it diverged."""
+        """Return the goodness of a configuration after an epoch, and pay for the epochs that are new."""
         added = epoch - self.reached(number, width)
         if added > 0:
             self._paid[width, number] = epoch
@@ -110,7 +112,7 @@ class Search:
         return float(self.tables.scores[width, weights][self.seed, number, epoch - 1])
 
     def look_cooled(self, width: float, number: int, epoch: int, share: float) -> float:
-        """The same after a cooldown of a share of the epochs before; without one, where none is recorded there."""
+        """Return the same after a cooldown of a share of the epochs before, if one is recorded; else without it."""
         score = self.look(width, number, epoch)
         cooled = self.tables.cooled.get((width, epoch, share))
         if cooled is None:
@@ -119,7 +121,7 @@ class Search:
         return float(cooled[self.seed, number])
 
     def reached(self, number: int, width: float = 1.0) -> int:
-        """Epochs that a configuration has trained at a width."""
+        """Return the number of epochs that a configuration has trained at a width."""
         return self._paid.get((width, number), 0)
 
     def spent_by_width(self) -> float:
@@ -131,12 +133,12 @@ Policy = Callable[[Search], int]
 
 
 def best_of(scores: Mapping[int, float], count: int) -> list[int]:
-    """The best so many, best first; ties go by the lower number."""
+    """Return the best `count` numbers, best first. If scores are equal, the lower number comes first."""
     return sorted(scores, key=lambda n: (-scores[n], n))[:count]
 
 
 def asha(search: Search) -> int:
-    """ASHA at full size, one trial after another (Li et al. 2020, as Ray stops trials): the best that finished."""
+    """Run ASHA at full size (Li et al. 2020, as Ray stops trials), and return the best trial that finished."""
     rule = AsyncSuccessiveHalving(search.max_t, 1, REDUCTION_FACTOR, mode="max")
     rungs, finished = rule.init(), dict[int, float]()
     for n in search.numbers:
@@ -152,7 +154,7 @@ def asha(search: Search) -> int:
 
 
 def one_epoch(count: int) -> Policy:
-    """All for one epoch at full size, the best so many to the end (arXiv:2307.15422)."""
+    """Train all for one epoch at full size, then the best `count` to the end (arXiv:2307.15422)."""
 
     def policy(search: Search) -> int:
         return to_the_end(search, best_of({n: search.look(1.0, n, 1) for n in search.numbers}, count))
@@ -161,18 +163,18 @@ def one_epoch(count: int) -> Policy:
 
 
 def at_random(count: int) -> Policy:
-    """The first so many to the end."""
+    """Train the first `count` to the end."""
     return lambda search: to_the_end(search, list(search.numbers)[:count])
 
 
 def swept(count: int, width: float = 1 / 8) -> Policy:
-    """Today's sweep, then the best so many to the end; one is Hydro's rule."""
+    """Sweep by today's rule, then train the best `count` to the end. A count of 1 is Hydro's rule."""
     rule = Tune(finalists=count, width=width)
     return lambda search: rule.best_in_the_end(search, rule.sweep(search))
 
 
 def to_the_end(search: Search, numbers: Sequence[int]) -> int:
-    """The best of these at full size in the end, by the weights that training left."""
+    """Train these at full size to the end, and return the best by the weights that training left."""
     (winner,) = best_of({n: search.look(1.0, n, search.max_t) for n in numbers}, 1)
     return winner
 
@@ -182,14 +184,17 @@ class Tune:
     """`tune`: its sweep, and the race of its finalists.
 
     Attributes:
-        width: Of the sweep's models; with 1, finalists go on from where they are.
-        cooldown: Before comparisons of the sweep, as a share of what was trained.
+        width: Width of the sweep's models. At 1, finalists go on from where they are.
+        cooldown: Length of a cooldown before comparisons of the sweep, as a share of the epochs trained.
+        race_cooldown: The same in the race.
+        sweep_by: Weights that the sweep compares.
         first_look: Share of a training after which the race compares its finalists first.
-        rule: Name of the sweep's rule, "halving" with cooldowns and weights as these say; others compare own weights.
-        last_look: True to stop finalists midway to the end if they are not worth the rest of their training.
-        leader_first: True to train the sweep's best to its end before the others, as if `time_budget_s` were short.
-        by: Whether the race goes by the last weights and, in the end, by averages, too (`final_score`), for which the
-            trial with the best ones goes on; or by the last weights alone; or by the best epochs of averages.
+        rule: Name of the sweep's rule. Only "halving" uses `cooldown` and `sweep_by`; other rules compare own weights.
+        last_look: If True, finalists stop midway to the end if they are not worth the rest of their training.
+        leader_first: If True, the sweep's best trains to its end before the others, as if `time_budget_s` were short.
+        by: "both": the race compares last weights, and in the end also averages (`final_score`). The trial with the
+            best averages always goes on. "last weights": it compares only these. "best epochs": it compares averages,
+            and in the end their best epochs.
     """
 
     finalists: int = TOP_K
@@ -206,11 +211,11 @@ class Tune:
 
     @property
     def widths(self) -> tuple[float, ...]:
-        """All widths below the full one at which it trains."""
+        """Return all widths below the full one at which it trains."""
         return (self.width,)
 
     def __call__(self, search: Search) -> int:
-        """The winner's number."""
+        """Return the winner's number."""
         finalists = left = self.sweep(search)
         rule = Race(search.max_t, "max", RACE_FACTOR, self.full_trainings)
         # The race does not pay for epochs that a sweep at full width has trained.
@@ -232,11 +237,11 @@ class Tune:
         return self.best_in_the_end(search, [*left[:1], *finalists[: self.leader_first]])
 
     def best_in_the_end(self, search: Search, numbers: Sequence[int]) -> int:
-        """Train these to the end; the best there."""
+        """Train these to the end, and return the best."""
         return best_of({n: self.compared(search, n, search.max_t) for n in numbers}, 1)[0]
 
     def sweep(self, search: Search) -> list[int]:
-        """Sweep as `tune` does: the finalists, best first."""
+        """Sweep as `tune` does, and return the finalists, best first."""
         first = first_milestone(1, search.max_t, REDUCTION_FACTOR, search.warmup)
         left, stops = list(search.numbers), sweep_milestones(first, search.max_t, REDUCTION_FACTOR)
         if self.rule != HALVING:
@@ -253,12 +258,12 @@ class Tune:
         return left[: self.finalists]
 
     def first_look_of(self, search: Search) -> int:
-        """The epoch of the race's first milestone: none lies before warm-ups are over."""
+        """Return the epoch of the race's first milestone. No milestone lies before the end of warm-ups."""
         asked = max(1, math.ceil(self.first_look * search.max_t - 1e-9))
         return first_milestone(asked, search.max_t, RACE_FACTOR, search.warmup)
 
     def stops_of(self, search: Search) -> tuple[int, ...]:
-        """The epochs at which the race compares."""
+        """Return the epochs at which the race compares."""
         rule = milestones if self._last_look_of(search) is None else race_milestones
         return rule(self.first_look_of(search), search.max_t, RACE_FACTOR)
 
@@ -267,7 +272,7 @@ class Tune:
         return last_look(milestones(self.first_look_of(search), search.max_t, RACE_FACTOR)) if looks else None
 
     def compared(self, search: Search, number: int, stop: int) -> float:
-        """The goodness by which the race compares after an epoch; trains as far."""
+        """Train to an epoch, and return the goodness by which the race compares there."""
         if self.race_cooldown and stop < search.max_t:
             return search.look_cooled(1.0, number, stop, self.race_cooldown)
         own, averaged = search.look(1.0, number, stop), search.look(1.0, number, stop, "averaged")
@@ -281,7 +286,7 @@ class Heat(NamedTuple):
     """Trainings on narrow models, between the sweep and full size.
 
     Attributes:
-        trials: The best so many take part.
+        trials: Number of trials that take part, the best ones.
         length: Share of a training after which they are compared.
     """
 
@@ -292,16 +297,16 @@ class Heat(NamedTuple):
 
 @dataclass(frozen=True)
 class Ladder(Tune):
-    """The sweep, heats on narrow models, and a race of those few that are left; `tune` has one such heat at most.
+    """The sweep, heats on narrow models, and a race of the few trials that are left. `tune` has at most one such heat.
 
     Attributes:
-        heats: One after another; each compares narrow models by `heats_by`.
-        full_size: The best so many of the last heat train at full size.
-        look: Share of a training after which those behind the leader are stopped if they are not worth the rest of
-            their training; None to train all to the end, "race" to compare as often as today's race.
-        margin: Only those train at full size that are behind the best of the last heat by no more than this times the
-            usual change of its scores in the second half of the heat.
-        forecast: True to expect, at the look, that scores change as those of the narrow models did from there on.
+        heats: Heats that run one after another. Each compares narrow models by `heats_by`.
+        full_size: Number of the last heat's best trials that train at full size.
+        look: Share of a training after which trials behind the leader stop if they are not worth the rest of their
+            training. None: all train to the end. "race": trials are compared as often as in today's race.
+        margin: A trial trains at full size only if it is close to the best of the last heat. It may be behind by at
+            most `margin` times the usual change of scores in the second half of the heat.
+        forecast: If True, expect at the look that scores will change as those of the narrow models did from there on.
     """
 
     heats: tuple[Heat, ...] = (Heat(8),)
@@ -313,11 +318,11 @@ class Ladder(Tune):
 
     @property
     def widths(self) -> tuple[float, ...]:
-        """All widths below the full one at which it trains."""
+        """Return all widths below the full one at which it trains."""
         return (self.width, *(heat.width for heat in self.heats))
 
     def sweep(self, search: Search) -> list[int]:
-        """Sweep and train the heats: those that train at full size, best first."""
+        """Sweep and train the heats, and return the trials that train at full size, best first."""
         counts = [*(heat.trials for heat in self.heats), self.full_size]
         left = Tune(finalists=counts[0], width=self.width).sweep(search)
         for heat, count in zip(self.heats, counts[1:]):
@@ -326,14 +331,14 @@ class Ladder(Tune):
         return self._near(search, left) if self.margin < math.inf else left
 
     def stops_of(self, search: Search) -> tuple[int, ...]:
-        """The epochs at which the race compares."""
+        """Return the epochs at which the race compares."""
         if self.look == "race":
             return super().stops_of(search)
         look = self._last_look_of(search)
         return (search.max_t,) if look is None else (look, search.max_t)
 
     def compared(self, search: Search, number: int, stop: int) -> float:
-        """The goodness by which the race compares after an epoch; trains as far."""
+        """Train to an epoch, and return the goodness by which the race compares there."""
         score, width = super().compared(search, number, stop), self.widths[-1]
         if not self.forecast or stop == search.max_t:
             return score
@@ -350,7 +355,7 @@ class Ladder(Tune):
         return math.ceil(heat.length * search.max_t)
 
     def _near(self, search: Search, left: list[int]) -> list[int]:
-        """The best of the last heat, and those that are behind it by no more than the margin."""
+        """Return the best of the last heat, and the trials that are behind it by at most the margin."""
         width, end = self.heats[-1].width, self._end_of(self.heats[-1], search)
         there = [n for n in search.numbers if search.reached(n, width) >= end]
         changes = [search.look(width, n, end) - search.look(width, n, math.ceil(end / 2)) for n in there]
@@ -381,7 +386,7 @@ def played(rule: SweepRule, search: Search, width: float, finalists: int) -> lis
 
 
 def best_epoch(search: Search, number: int) -> float:
-    """The best that averaged weights at full width validated at, of all epochs so far."""
+    """Return the best goodness of averaged weights at full width, over all epochs so far."""
     curve = search.tables.scores[1.0, "averaged"][search.seed, number, : search.reached(number)]
     return float(curve.max(initial=-math.inf))
 

@@ -1,8 +1,8 @@
-"""Recording the replay table: configurations of one batch size at one width, fused, scored after every epoch.
+"""Record the replay table: train configurations of one batch size at one width, fused, and score each epoch.
 
-Initial weights, order of examples, muP multipliers and schedule are those of `tune`'s sweep for the same run seed, at
-full width those of its race. The models of these tasks draw no random numbers in training. Recording goes
-group by group, so that a run that is killed loses one group at most.
+Initial weights, order of examples, muP multipliers and schedule are those of `tune`'s sweep for the same run seed. At
+full width, they are those of its race. The models of these tasks draw no random numbers in training. Recording goes
+group by group, so a run that is killed loses at most one group.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from hydro_rasda.training.best_weights import Average
 from surrogate import lr_multipliers, make_surrogate, weight_decay_multipliers
 
 JUDGED = 2 * len(SPLITS)
-"""A score and a loss for each split."""
+"""Number of judged values: a score and a loss for each split."""
 SAMPLED_WITH = 0
-"""The run seed whose configurations are recorded, with every seed of training, unless another one is asked for."""
+"""The run seed that samples the recorded configurations by default. They are the same for every seed of training."""
 MOST = 16
-"""A group's most members, so that little is lost where recording stops."""
+"""The most members of a group, so that little is lost if recording is stopped."""
 WITHOUT_COOLDOWNS = (1 / 2,)
 """Widths at which no cooldowns are recorded: no rule of the sweep compares models that wide."""
 
 
 @dataclass(frozen=True)
 class Curves:
-    """What training a group gave.
+    """Results of training a group.
 
     Attributes:
-        scores: [config, epoch, metric] of `METRICS`, its last six for each share of steps over which weights are
-            averaged; NaN from the epoch on in which the training loss was not finite.
+        scores: [config, epoch, metric], with the metrics of `METRICS`. The last six are there for each share of steps
+            over which weights are averaged. NaN from the first epoch on whose training loss was not finite.
         seconds: CPU seconds of one member's training with one evaluation after each epoch.
-        cooled: [config, branch, metric] of `COOLED`; NaN where the training had no finite loss before.
+        cooled: [config, branch, metric], with the metrics of `COOLED`; NaN if the loss was not finite before.
     """
 
     scores: NDArray[np.float32]
@@ -59,13 +59,13 @@ class Curves:
 
 
 def build(task: Task, number: int, config: Config, width: float, seed: int) -> nn.Module:
-    """A trial's model with its initial weights: muP's relative to the full width below it, else the model itself."""
+    """Build a trial's model with its initial weights: at full width the model itself, below it a surrogate in muP."""
     torch.manual_seed(seeds(task, number, seed).weights)
     return task.model_fn(config, 1.0) if width == 1 else make_surrogate(task.model_fn, config, width)
 
 
 def multipliers(module: nn.Module, width: float) -> dict[str, dict[str, dict[str, float]]]:
-    """muP's factors for each optimizer, as `fused_optimizer` takes them; none at full width."""
+    """Return muP's factors for each optimizer as arguments of `fused_optimizer`; no arguments at full width."""
     if width == 1:
         return {}
     return {
@@ -75,7 +75,7 @@ def multipliers(module: nn.Module, width: float) -> dict[str, dict[str, dict[str
 
 
 def fastest_group(task: Task, configs: Mapping[int, Config], width: float) -> int:
-    """How many configurations of one batch size train fastest as one on this machine, by a short measurement."""
+    """Measure briefly how many configurations of one batch size train fastest as one group on this machine."""
     modules = [build(task, number, config, width, 0) for number, config in configs.items()]
     batch = tuple(part[: next(iter(configs.values()))["batch_size"]] for part in task.train)
     measure = objective(task.kind)
@@ -101,9 +101,9 @@ def train(
     """Train configurations of one batch size to the end, as one model.
 
     Args:
-        seed: Of the run: initial weights and the order of examples follow from it.
-        shares: Of all steps, over which weights are averaged besides.
-        branches: Cooldowns to try on the way, see `About.branches`; the training goes on as if there were none.
+        seed: Seed of the run, which decides initial weights and the order of examples.
+        shares: Shares of all steps over which weights are also averaged.
+        branches: Cooldowns to try on the way (see `About.branches`). They do not change the training itself.
     """
     modules = [build(task, number, config, width, seed) for number, config in configs.items()]
     fused = fuse(modules)
@@ -154,7 +154,7 @@ def _order(task: Task, shuffle: int) -> Tensor:
 
 
 def _step(task: Task, fused: FusedModel, update: FusedOptimizer, chunk: Tensor, factors: Sequence[float]) -> Tensor:
-    """Learn from the examples of these numbers, with each learning rate times its factor; losses [K] before that."""
+    """Do a step on the examples `chunk`, with each learning rate times its factor. Return the losses [K] before it."""
     update.set_lr_factor(factors)
     losses: Tensor = fused.map(objective(task.kind), tuple(part[chunk] for part in task.train))["loss"]
     update.zero_grad()
@@ -165,7 +165,7 @@ def _step(task: Task, fused: FusedModel, update: FusedOptimizer, chunk: Tensor, 
 
 @contextmanager
 def _left_untouched(fused: FusedModel, update: FusedOptimizer) -> Iterator[None]:
-    """Have models and optimizers be afterwards what they were before."""
+    """After the context, restore models and optimizers to their state before it."""
     tensors = {**fused.stacked, **fused.stacked_buffers}
     before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     state = copy.deepcopy(update.state_dict())
@@ -184,7 +184,7 @@ def _averaged_tensors(fused: FusedModel) -> dict[str, Tensor]:
 
 
 def judge(task: Task, fused: FusedModel, examples: Batch, batch_size: int) -> Tensor:
-    """Scores, then losses, of the three splits: [K, 6], as `METRICS` orders them."""
+    """Return the scores, then the losses, of the three splits: [K, 6], in the order of `METRICS`."""
 
     def measure(model: nn.Module, batch: Batch) -> Tensor:
         inputs, target, weights = batch
@@ -206,7 +206,7 @@ def judge(task: Task, fused: FusedModel, examples: Batch, batch_size: int) -> Te
 
 
 def _judged_examples(task: Task) -> Batch:
-    """Training examples, as many as validate, then the held ones; weights [N, 3] that make sums each split's mean."""
+    """Join training examples, as many as validate, and held ones, with weights [N, 3] that turn sums into means."""
     *held, weights = task.held
     count = min(int((weights[:, 0] > 0).sum()), len(task.train[0]))
     splits = torch.zeros(count + len(weights), 1 + weights.shape[1])
@@ -216,16 +216,16 @@ def _judged_examples(task: Task) -> Batch:
 
 
 def groups(configs: Sequence[Config], numbers: Sequence[int], most: Mapping[int, int]) -> Iterator[list[int]]:
-    """Numbers of configurations of one batch size each, in groups of at most `most[batch size]`."""
+    """Yield groups of numbers of configurations. A group has one batch size, and at most `most[batch size]` members."""
     for size in sorted({configs[n]["batch_size"] for n in numbers}):
         of_size = [n for n in numbers if configs[n]["batch_size"] == size]
         yield from (of_size[i : i + most[size]] for i in range(0, len(of_size), most[size]))
 
 
 def record(task: Task, widths: Sequence[float], of: Sequence[int], folder: Path, sample: int = SAMPLED_WITH) -> None:
-    """Train what the table in `folder` lacks, width by width and seed by seed, and write it after each group.
+    """Train the cells that the table in `folder` lacks, by width and seed, and write the table after each group.
 
-    One process at a time may record a task. CPU seconds are those of one thread.
+    Only one process at a time may record a task. CPU seconds are those of one thread.
 
     Args:
         sample: The run seed whose configurations are recorded.
@@ -239,10 +239,10 @@ def record(task: Task, widths: Sequence[float], of: Sequence[int], folder: Path,
 
 
 def opened(task: Task, widths: Sequence[float], of: Sequence[int], folder: Path, sample: int = SAMPLED_WITH) -> Table:
-    """The task's table as it is recorded so far, with room for these widths and seeds.
+    """Return the task's table as it is recorded so far, with room for these widths and seeds.
 
     Raises:
-        ValueError: The table is of other configurations than the task's, or of another length.
+        ValueError: if the table has other configurations than the task, or another number of epochs.
     """
     configs = configurations(task, sample)
     try:
@@ -256,7 +256,7 @@ def opened(task: Task, widths: Sequence[float], of: Sequence[int], folder: Path,
 
 
 def _alike(recorded: Sequence[Config], sampled: Sequence[Config]) -> bool:
-    """Whether configurations are the same up to the last digits of a float, which differ between machines."""
+    """Tell whether configurations are the same up to the last digits of a float, which differ between machines."""
     return len(recorded) == len(sampled) and all(
         ours.keys() == theirs.keys() and all(_same(ours[key], theirs[key]) for key in ours)
         for ours, theirs in zip(recorded, sampled)
@@ -288,6 +288,6 @@ def _extend(task: Task, table: Table, widths: Sequence[float], of: Sequence[int]
 
 
 def _fastest_groups(task: Task, configs: Sequence[Config], width: float) -> dict[int, int]:
-    """For each batch size, how many configurations train fastest as one."""
+    """Return, for each batch size, how many configurations train fastest as one group."""
     of_size = {size: [n for n, c in enumerate(configs) if c["batch_size"] == size][:MOST] for size in task.batch_sizes}
     return {size: fastest_group(task, {n: configs[n] for n in few}, width) for size, few in of_size.items() if few}

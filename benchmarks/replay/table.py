@@ -1,15 +1,16 @@
-"""A table of learning curves: what every configuration of a task scores after every epoch, at several widths.
+"""A table of learning curves: the scores of every configuration of a task after every epoch, at several widths.
 
-A policy that chooses configurations can be replayed on it in milliseconds: it trains nothing, it looks up.
+A policy that chooses configurations can be replayed on it in milliseconds, because it looks up scores and trains
+nothing.
 
 One file `NAME.npz` for each task:
 
-- `scores` [width, seed, config, epoch, metric], float32 with mantissas of 14 bits: what `metrics` names. NaN
-  where a cell is not recorded, and from the epoch on in which the training loss was not finite.
+- `scores` [width, seed, config, epoch, metric], float32 with mantissas of 14 bits: the metrics of `About.metrics`. NaN
+  if a cell is not recorded, and from the first epoch on whose training loss was not finite.
 - `seconds` [width, seed, config], float32: CPU seconds of one thread for a training to the end with one evaluation an
-  epoch; members of a fused group share theirs evenly. NaN where a cell is not recorded: it says which cells are there.
-- `cooled` [width, seed, config, branch, metric], float32, where branches are recorded: the scores and losses of the
-  three splits after a cooldown, see `About.branches`. A branch leaves the training itself untouched.
+  epoch. Members of a fused group share theirs evenly. NaN says that a cell is not recorded.
+- `cooled` [width, seed, config, branch, metric], float32, if branches are recorded: the scores and losses of the
+  three splits after a cooldown (see `About.branches`). A branch does not change the training itself.
 - `about`: JSON of an `About`.
 """
 
@@ -37,15 +38,16 @@ METRICS = (
     *(f"{split}_{what}{ema}" for ema in ("", "_ema") for what in ("score", "loss") for split in SPLITS),
 )
 """`running_loss` is the mean loss of an epoch's training batches, which `tune` reports as `train_loss`. The others are
-measured after the epoch, `_ema` with averaged weights, "train" on as many training examples as validate."""
+measured after the epoch. "_ema" stands for averaged weights. "train" is measured on as many training examples as there
+are validation examples."""
 COOLED = tuple(f"{split}_{what}" for what in ("score", "loss") for split in SPLITS)
 """Metrics of a branch, measured with its last step's weights."""
 SHARES = (0.1, 0.25, 0.5)
-"""Lengths of cooldowns, as shares of what was trained before; the longest only where that is an epoch or two."""
+"""Lengths of cooldowns, as shares of the epochs before. The longest is used only after one or two epochs."""
 
 
 def branches_of(max_t: int) -> list[tuple[int, float]]:
-    """Where trainings branch off into a cooldown: after how many epochs, and for which share of them.
+    """Return where trainings branch off into a cooldown: (after this many epochs, for this share of them).
 
     The epochs are a sweep's rungs and their doubles, before the end.
 
@@ -58,16 +60,16 @@ def branches_of(max_t: int) -> list[tuple[int, float]]:
 
 @dataclass(frozen=True)
 class About:
-    """What a table holds.
+    """Description of a table.
 
     Attributes:
         max_t: Epochs of a full training.
-        widths: Of the models, as a share of the full width, in the order of the table.
-        seeds: Of initial weights and the order of examples, in the order of the table.
-        environments: Hardware and versions that cells were recorded with.
-        branches: Cooldowns, in the order of the table: a branch of the training after so many epochs, which lasts for
-            this share of them while the learning rate falls in a line from where the schedule has it to 0. None in
-            tables that were recorded before there were branches.
+        widths: Widths of the models, as shares of the full width, in the order of the table.
+        seeds: Seeds of initial weights and the order of examples, in the order of the table.
+        environments: Hardware and versions with which cells were recorded.
+        branches: Cooldowns (epochs, share), in the order of the table. A cooldown is a branch of the training after
+            `epochs`, which lasts for `share` of them. In it, the learning rate falls linearly from the schedule's
+            value to 0. Empty in tables that were recorded before there were branches.
     """
 
     task: str
@@ -96,11 +98,11 @@ class Table:
 
     @property
     def recorded(self) -> NDArray[np.bool_]:
-        """Which cells are there: [width, seed, config]."""
+        """Return which cells are recorded: [width, seed, config]."""
         return np.isfinite(self.seconds)
 
     def complete(self, width: float, seed: int) -> bool:
-        """Whether all configurations are recorded at a width with a seed."""
+        """Tell whether all configurations are recorded at a width with a seed."""
         about = self.about
         if width not in about.widths or seed not in about.seeds:
             return False
@@ -109,13 +111,13 @@ class Table:
     def curves(
         self, width: float, split: Split = "validation", *, ema: bool = False, loss: bool = False
     ) -> NDArray[np.float32]:
-        """Scores of all configurations at a width: [seed, config, epoch].
+        """Return the scores of all configurations at a width: [seed, config, epoch].
 
         Args:
-            width: As a share of the full one.
+            width: The width as a share of the full one.
             split: Examples that are scored.
-            ema: Whether weights are averaged.
-            loss: The loss rather than the score; they differ where the score is an accuracy.
+            ema: If True, return the scores of averaged weights.
+            loss: If True, return the loss rather than the score. They differ if the score is an accuracy.
         """
         name = f"{split}_{'loss' if loss else 'score'}{'_ema' if ema else ''}"
         curves: NDArray[np.float32] = self.scores[self._at(width), ..., self.about.metrics.index(name)]
@@ -124,7 +126,7 @@ class Table:
     def after_cooldown(
         self, width: float, epoch: int, share: float, split: Split = "validation", *, loss: bool = False
     ) -> NDArray[np.float32]:
-        """Scores of all configurations at a width after a cooldown from an epoch: [seed, config]."""
+        """Return the scores of all configurations at a width after a cooldown from an epoch: [seed, config]."""
         branch = self.about.branches.index((epoch, share))
         metric = COOLED.index(f"{split}_{'loss' if loss else 'score'}")
         cooled: NDArray[np.float32] = self.cooled[self._at(width), ..., branch, metric]
@@ -133,13 +135,13 @@ class Table:
     def score(
         self, width: float, seed: int, config: int, epoch: int, split: Split = "validation", ema: bool = False
     ) -> float:
-        """One score, after `epoch` epochs (1 to `max_t`); NaN where the cell is not recorded or has diverged."""
+        """Return a score after `epoch` epochs (1 to `max_t`); NaN if the cell is not recorded or has diverged."""
         if not 1 <= epoch <= self.about.max_t:
             raise ValueError(f"epoch is {epoch}, but must be one of 1 to {self.about.max_t}")
         return float(self.curves(width, split, ema=ema)[self.about.seeds.index(seed), config, epoch - 1])
 
     def cost(self, width: float) -> float:
-        """Of one training to the end at a width, in trainings at full width: a ratio of median CPU seconds."""
+        """Return the cost of a training at a width, in trainings at full width: a ratio of median CPU seconds."""
         at, full = self.seconds[self._at(width)], self.seconds[self._at(1.0)]
         return float(np.nanmedian(at) / np.nanmedian(full))
 
@@ -150,7 +152,7 @@ class Table:
 
 
 def empty(about: About) -> Table:
-    """A table without a cell."""
+    """Make a table in which no cell is recorded."""
     shape = (len(about.widths), len(about.seeds), len(about.configs))
     scores = np.full((*shape, about.max_t, len(about.metrics)), np.nan, np.float32)
     cooled = np.full((*shape, len(about.branches), len(COOLED)), np.nan, np.float32)
@@ -158,7 +160,7 @@ def empty(about: About) -> Table:
 
 
 def widened(table: Table, widths: Sequence[float], seeds: Sequence[int], environment: Mapping[str, Any]) -> Table:
-    """The same table with room for further widths and seeds, to be recorded in this environment."""
+    """Return the same table with room for further widths and seeds, which this environment will record."""
     about = table.about
     environments = [*about.environments, *([] if environment in about.environments else [dict(environment)])]
     all_widths, all_seeds = sorted({*about.widths, *widths}), sorted({*about.seeds, *seeds})
@@ -172,7 +174,7 @@ def load(name: str, folder: Path = FOLDER) -> Table:
     """Read a task's table.
 
     Raises:
-        FileNotFoundError: There is none; the message says how to record it.
+        FileNotFoundError: if there is none. The message says how to record it.
     """
     path = folder / f"{name}.npz"
     if not path.exists():
@@ -184,23 +186,23 @@ def load(name: str, folder: Path = FOLDER) -> Table:
 
 
 def recorded(folder: Path = FOLDER) -> dict[str, Table]:
-    """All tables of a folder, by task."""
+    """Read all tables of a folder, by task."""
     return {path.stem: load(path.stem, folder) for path in sorted(folder.glob("*.npz"))}
 
 
 def sample_folder(sample: int, folder: Path = FOLDER) -> Path:
-    """The folder for tables of the configurations that `tune` samples with another seed than 0."""
+    """Return the folder for tables of the configurations that `tune` samples with another seed than 0."""
     return folder / f"sample-{sample}"
 
 
 def samples(folder: Path = FOLDER) -> dict[int, dict[str, Table]]:
-    """All tables by the seed that sampled their configurations, then by task."""
+    """Read all tables: `samples(folder)[seed that sampled the configurations][task]`."""
     others = sorted(folder.glob("sample-*"))
     return {0: recorded(folder), **{int(other.name.split("-")[1]): recorded(other) for other in others}}
 
 
 def pooled(folder: Path = FOLDER) -> dict[str, Table]:
-    """Tables by task, with the configurations of all samples that are recorded at the same widths and seeds."""
+    """Read tables by task, with the configurations of all samples that are recorded at the same widths and seeds."""
     first, *others = samples(folder).values()
     return {
         name: joined([table, *(other[name] for other in others if name in other and _alike(table, other[name]))])
@@ -214,7 +216,7 @@ def _alike(table: Table, other: Table) -> bool:
 
 
 def joined(tables: Sequence[Table]) -> Table:
-    """One table with the configurations of several that are alike in all else, in their order."""
+    """Return one table with the configurations of several tables, in their order. All else is alike in the tables."""
     abouts = [table.about for table in tables]
     environments = [told for about in abouts for told in about.environments]
     about = replace(
@@ -243,7 +245,7 @@ def save(table: Table, folder: Path = FOLDER) -> None:
 
 
 def _rounded(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """To 14 bits of mantissa, a relative error of 3e-5: the other bits are noise that does not compress."""
+    """Round to 14 bits of mantissa, a relative error of 3e-5, because the other bits are noise, and do not compress."""
     bits = values.view(np.uint32)
     cut = ((bits + np.uint32(1 << 8)) & np.uint32(0xFFFFFFFF ^ ((1 << 9) - 1))).view(np.float32)
     return np.where(np.isfinite(values), cut, np.float32(np.nan))
@@ -258,12 +260,12 @@ Keep = Literal["last", "best"]
 def goodness(
     table: Table, width: float, split: Split = "validation", *, ema: bool = False, keep: Keep = "last"
 ) -> Floats:
-    """Learning curves [S, C, E]: higher is better, -inf where diverged.
+    """Return learning curves [seed, config, epoch] in which higher is better, and -inf means diverged.
 
     Args:
-        ema: Whether weights are averaged.
-        keep: With "best", at each epoch the score of the weights that `tune` keeps up to there: averaged ones, or, in
-            the end, those that training left, if these validate better.
+        ema: If True, use averaged weights.
+        keep: If "best", each epoch has the score of the weights that `tune` keeps up to there. These are averaged
+            weights or, in the end, the weights that training left, if they validate better.
     """
     if keep == "last":
         return better_is_higher(table, table.curves(width, split, ema=ema))
@@ -275,24 +277,24 @@ def goodness(
 
 
 def after_cooldown(table: Table, width: float, epoch: int, share: float) -> Floats:
-    """Validation after a cooldown, likewise: [S, C]."""
+    """Return validation scores after a cooldown, [seed, config], in which higher is better."""
     return better_is_higher(table, table.after_cooldown(width, epoch, share))
 
 
 def better_is_higher(table: Table, scores: NDArray[np.float32]) -> Floats:
-    """Scores of a table: negated where less is better, -inf where training diverged."""
+    """Convert scores of a table: negate them if less is better, and replace NaN (diverged) by -inf."""
     values = scores.astype(np.float64)
     return np.where(np.isnan(values), -np.inf, values if table.about.mode == "max" else -values)
 
 
 def _kept_so_far(curves: Floats) -> Ints:
-    """For each epoch the place of the one that `tune` keeps up to there, see `hydro_rasda.training.best_weights`."""
+    """Return, for each epoch, the place of the epoch that `tune` keeps up to there (`training.best_weights`)."""
     first, top, kept = curves[..., 0], curves[..., 0], np.zeros(curves.shape, int)
     for epoch in range(1, curves.shape[-1]):
         score = curves[..., epoch]
         first = np.where(np.isfinite(first), first, score)
         top = np.maximum(top, score)
-        with np.errstate(invalid="ignore"):  # of one that has diverged throughout
+        with np.errstate(invalid="ignore"):  # a training may have diverged from the first epoch on
             gain = np.minimum(top - first, FAR_OFF * abs(top))
             keeps = np.isfinite(score) & (top - score <= TOLERANCE * gain)
         kept[..., epoch] = np.where(keeps, epoch, kept[..., epoch - 1])
@@ -300,21 +302,21 @@ def _kept_so_far(curves: Floats) -> Ints:
 
 
 def complete_seeds(table: Table, *widths: float) -> list[int]:
-    """Places of the seeds with which all configurations are recorded at all of these widths."""
+    """Return the places of the seeds with which all configurations are recorded at all of these widths."""
     seeds = enumerate(table.about.seeds)
     return [place for place, seed in seeds if all(table.complete(width, seed) for width in widths)]
 
 
 def truth(table: Table, seeds: Sequence[int], split: Split = "validation", keep: Keep = "last") -> Floats:
-    """Of each configuration, the mean over seeds (places in the table) of the score in the end at full width: [C]."""
+    """Return, for each configuration, the mean over seeds (places in the table) of its final score at full width."""
     last: Floats = goodness(table, 1.0, split, keep=keep)[list(seeds), :, -1].mean(0)
     return last
 
 
 def seed_spread(table: Table, seeds: Sequence[int], split: Split = "validation", keep: Keep = "last") -> float:
-    """Standard deviation between seeds of the score in the end at full width, pooled over the better quarter.
+    """Return the standard deviation between seeds of the final score at full width, pooled over the better quarter.
 
-    NaN of a single seed.
+    It is NaN if there is only one seed.
     """
     if len(seeds) < 2:
         return math.nan
@@ -325,12 +327,12 @@ def seed_spread(table: Table, seeds: Sequence[int], split: Split = "validation",
 
 
 def best_first(scores: Floats) -> Ints:
-    """Places of scores, best first; ties go by the lower place, as in `tune`."""
+    """Return the places of scores, best first. If scores are equal, the lower place comes first, as in `tune`."""
     return np.argsort(-scores, kind="stable")
 
 
 def halvings(configs: int, count: int) -> Iterator[tuple[Ints, Ints]]:
-    """Random halves of so many configurations, and what is left of them, in random order; the same in every call."""
+    """Yield random halves of `configs` configurations, and the rest, in random order; the same in every call."""
     generator = np.random.default_rng(0)
     for _ in range(count):
         order = generator.permutation(configs)

@@ -1,11 +1,11 @@
-"""Both yardsticks on every table: the model that a search hands back, and its configuration trained again plainly.
+"""Judge policies by two yardsticks: the model that a search hands back, and its configuration trained again plainly.
 
 A configuration that is trained again has its last epoch's own weights, with seeds that the search has not seen. A
-search has half of a table's configurations. Each policy is compared with ASHA on the same ones, and so is ASHA itself
-with the other half. Scores are test scores; they count as no worse up to a standard deviation of plain trainings
-between seeds.
+search has half of a table's configurations. Each policy is compared with ASHA on the same half. ASHA on the other half
+is compared with it, too. Scores are test scores. A score counts as no worse if it is behind by at most a standard
+deviation of plain trainings between seeds.
 
-Tasks fall into two halves, those of `FIRST` and the others. Each half chooses a rule, which the other half judges.
+Tasks fall into two halves, the tasks of `FIRST` and the others. Each half chooses a rule, which the other half judges.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ TODAY = "today's rule"
 TODAY_LAST = f'{TODAY}, `keep="last"`'
 HEAT = "eight at 1/4 of the width to the end, two at full size"
 FIRST = ("breast_cancer", "diabetes", "digits", "recurrent", "residual", "warm_up")
-"""The tasks that all rules before were chosen on."""
+"""The tasks on which all earlier rules were chosen."""
 NOT_TO_CHOOSE = ("spoken_digits",)
-"""Tasks that judge only."""
+"""Tasks that only judge rules, but do not choose any."""
 MOST_TRAININGS = 4.0
-"""A half chooses no rule that costs more in the mean over its tasks; on some, a sweep is as dear as a race."""
+"""A half chooses no rule with a higher mean cost over its tasks. On some tasks, a sweep costs as much as a race."""
 MOST = 10.0
-"""Standard deviations between seeds that a winner counts as behind at most: what diverges is infinitely behind."""
+"""The most standard deviations between seeds that a winner counts as behind. A diverged one is infinitely behind."""
 RULES: dict[str, Policy] = {
     TODAY: today,
     "Hyperband sweeps": Tune(rule="hyperband"),
@@ -68,8 +68,8 @@ class Draw:
     """The configurations of a search, and the seeds that judge its winner.
 
     Attributes:
-        rest: Another sample, of as many other configurations.
-        best: The best mean of their last validation scores with the seeds that judge.
+        rest: Another sample of as many other configurations.
+        best: The best mean of last validation scores in `subset`, over the seeds that judge.
     """
 
     seed: int
@@ -80,7 +80,7 @@ class Draw:
 
 
 def draws(table: Table, resamples: int = RESAMPLES, keep: Keep = "last") -> Iterator[Draw]:
-    """The same halves with each seed, in every call."""
+    """Yield a draw for each seed and half. The halves are the same for each seed and in every call."""
     full = complete_seeds(table, 1.0)
     for seed in complete_seeds(table, 1 / 8, 1.0):
         others = [s for s in full if s != seed]
@@ -90,7 +90,7 @@ def draws(table: Table, resamples: int = RESAMPLES, keep: Keep = "last") -> Iter
 
 
 def comparable(tables: Mapping[str, Table]) -> dict[str, Table]:
-    """Those with surrogates, and at full width with a seed to judge what another one chose."""
+    """Return the tables with surrogates, and with at least two seeds at full width, so that one can judge another."""
     return {
         name: table
         for name, table in tables.items()
@@ -99,21 +99,23 @@ def comparable(tables: Mapping[str, Table]) -> dict[str, Table]:
 
 
 def halves(tables: Mapping[str, Table]) -> list[dict[str, Table]]:
-    """The tasks of `FIRST`, and the others."""
+    """Return the tables of the tasks of `FIRST`, and those of the others."""
     ready = comparable(tables)
     return [{name: table for name, table in ready.items() if (name in FIRST) == first} for first in (True, False)]
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What a policy's winners are worth, [run] each; higher is better.
+    """Quality of a policy's winners, [run] each; higher is better.
 
     Attributes:
-        cost: In full trainings.
+        cost: Cost in full trainings.
+        validation: The validation score of the model handed back.
+        handed: The test score of the model handed back.
         retrained: The mean test score of its configuration, trained again with the other seeds.
-        regret: What that lacks in validation on the best configuration of the search, in standard deviations between
-            seeds, `MOST` at most; here lower is better.
-        cost_by_width: In full trainings, by `price_by_width` rather than by seconds.
+        regret: How far the configuration, trained again, validates behind the best of the search, in standard
+            deviations between seeds, at most `MOST`. Here lower is better.
+        cost_by_width: Cost in full trainings, by `price_by_width` rather than by seconds.
     """
 
     cost: Floats
@@ -129,11 +131,12 @@ class PolicyRow:
     """Shares of searches in which a policy is no worse than ASHA.
 
     Attributes:
-        cost: Median, in full trainings.
-        reaches: By the validation score of the model handed back.
-        handed: By its test score, up to a seed's spread.
-        retrained: By the test score of its configuration trained again, likewise.
-        regret: Its mean; see `Judged`, and for `cost_by_width`, a median.
+        cost: Median cost, in full trainings.
+        reaches: Share by the validation score of the model handed back.
+        handed: Share by its test score, up to a seed's spread.
+        retrained: Share by the test score of its configuration trained again, up to a seed's spread.
+        regret: Mean regret (see `Judged`).
+        cost_by_width: Median cost by width (see `Judged`).
     """
 
     cost: float
@@ -145,12 +148,12 @@ class PolicyRow:
 
     @property
     def quality(self) -> float:
-        """By both yardsticks."""
+        """Return the mean share by both yardsticks."""
         return (self.handed + self.retrained) / 2
 
 
 def mean(rows: Iterable[PolicyRow]) -> PolicyRow:
-    """The mean over tasks."""
+    """Return the mean over tasks."""
     return PolicyRow(*np.mean([astuple(row) for row in rows], 0).tolist())
 
 
@@ -158,8 +161,8 @@ class Judge:
     """A table's searches.
 
     Args:
-        table: With at least two seeds at full width.
-        resamples: How many halves of the configurations are searched, with each seed.
+        table: A table with at least two seeds at full width.
+        resamples: Number of halves of the configurations that are searched with each seed.
     """
 
     def __init__(self, table: Table, resamples: int = RESAMPLES) -> None:
@@ -173,17 +176,17 @@ class Judge:
         self._baseline = self._judged(asha, "last", self._draws)
 
     def row(self, policy: Policy, keep: Keep = "best") -> PolicyRow:
-        """A policy against ASHA; it hands back the best epoch or the last."""
+        """Compare a policy with ASHA. The policy hands back the best epoch or the last."""
         return self.against(self.judged(policy, keep))
 
     def judged(self, policy: Policy, keep: Keep = "best") -> Judged:
-        """What its winners are worth, in each of the searches."""
+        """Return the quality of a policy's winners in each of the searches."""
         return self._judged(policy, keep, self._draws)
 
     def again(self) -> PolicyRow:
-        """ASHA's own winners with another sample of configurations.
+        """Compare ASHA with another sample of configurations with ASHA itself.
 
-        Of the same seed, as a policy has ASHA's: what all trainings with one seed have in common makes none better.
+        Both have the same seed, as a policy and ASHA have, so that effects of the seed make neither better.
         """
         return self.against(self._judged(asha, "last", [replace(draw, subset=draw.rest) for draw in self._draws]))
 
@@ -200,7 +203,7 @@ class Judge:
         return Judged(*np.array(rows).T)
 
     def against(self, found: Judged) -> PolicyRow:
-        """Shares and means over the searches."""
+        """Return shares and means over the searches."""
         handed, retrained = self.no_worse(found)
         return PolicyRow(
             cost=float(np.median(found.cost)),
@@ -212,17 +215,17 @@ class Judge:
         )
 
     def no_worse(self, found: Judged) -> NDArray[np.bool_]:
-        """Whether each winner is no worse than ASHA's: handed back, and trained again, a row each."""
+        """Tell whether each winner is no worse than ASHA's, in two rows: handed back, and trained again."""
         least = self._baseline.handed - self._spread, self._baseline.retrained - self._spread
         return np.stack([found.handed >= least[0], found.retrained >= least[1]])
 
 
 PolicyRows = dict[str, dict[str, PolicyRow]]
-"""By rule, then by task."""
+"""`rows[rule][task]`."""
 
 
 def rows(tables: Mapping[str, Table], rules: Mapping[str, Policy] = RULES, resamples: int = RESAMPLES) -> PolicyRows:
-    """Each rule on each task that has what it looks at; ASHA with another sample besides."""
+    """Judge each rule on each task that has the scores that it looks at, and ASHA with another sample."""
     found: PolicyRows = {AGAIN: {}, **{name: {} for name in rules}, TODAY_LAST: {}}
     for task, table in tables.items():
         judge = Judge(table, resamples)
@@ -236,15 +239,15 @@ def rows(tables: Mapping[str, Table], rules: Mapping[str, Policy] = RULES, resam
 
 
 def applies(rule: Tune, table: Table) -> bool:
-    """Whether a table has the cooldowns and widths that a rule looks at."""
+    """Tell whether a table has the cooldowns and widths that a rule looks at."""
     has_cooldowns = bool(table.about.branches) or not (rule.cooldown or rule.race_cooldown)
     return has_cooldowns and complete_seeds(table, *rule.widths, 1.0) == complete_seeds(table, 1 / 8, 1.0)
 
 
 def chosen(found: PolicyRows, names: Iterable[str] = RULES) -> str:
-    """The rule that some tasks choose: the best by both yardsticks that costs no more than `MOST_TRAININGS`.
+    """Return the rule that tasks choose: the best by both yardsticks that costs no more than `MOST_TRAININGS`.
 
-    Only rules that could be replayed on all of them are compared.
+    Only rules that could be replayed on all of these tasks are compared.
     """
     tasks = {task for task in found[AGAIN] if task not in NOT_TO_CHOOSE}
     means = {name: mean(found[name][task] for task in tasks) for name in names if tasks <= found.get(name, {}).keys()}
@@ -253,7 +256,7 @@ def chosen(found: PolicyRows, names: Iterable[str] = RULES) -> str:
 
 
 def page(tables: Mapping[str, Table], resamples: int = RESAMPLES) -> str:
-    """The choice of each half, and all rules on either half, in the mean and task by task; empty without tables."""
+    """Return a page of each half's choice, and of all rules on either half, in the mean and by task; may be empty."""
     named = dict(zip(("first", "second"), (rows(half, resamples=resamples) for half in halves(tables) if half)))
     if not named:
         return ""
@@ -307,7 +310,8 @@ class Stated(NamedTuple):
     """A race that is over.
 
     Attributes:
-        probability: That its winner would be the best of all finalists, had all gone on.
+        probability: The stated probability that its winner would be the best of all finalists if all had gone on.
+        best: True if it would have been the best.
     """
 
     probability: float
@@ -315,7 +319,7 @@ class Stated(NamedTuple):
 
 
 def races(table: Table, resamples: int = RESAMPLES) -> Iterator[Stated]:
-    """Today's races; those with a finalist that diverges are left out."""
+    """Yield races by today's rule. Races with a finalist that diverges are left out."""
     tables = Tables(table)
     for draw in draws(table, resamples):
         search = Search(tables, draw.seed, draw.subset.tolist())
@@ -331,7 +335,7 @@ def races(table: Table, resamples: int = RESAMPLES) -> Iterator[Stated]:
 
 
 def probabilities(tables: Mapping[str, Table], resamples: int = RESAMPLES) -> str:
-    """By half and range of probabilities: how many races, what was stated in the mean, and how often it held."""
+    """Return a table by half and range of probabilities: races, the mean stated probability, and how often it held."""
     lines = ["| half | stated between | races | stated, mean | winner is the best |", f"|{'---|' * 5}"]
     for name, half in zip(("first", "second"), halves(tables)):
         found = [race for table in half.values() for race in races(table, resamples)]

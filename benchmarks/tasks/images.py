@@ -50,7 +50,7 @@ def residual(data: Path, reduced: bool) -> Task:
 
 
 class ResidualCNN(nn.Module):
-    """Images [N, 1, 8, 8] -> logits [N, 10]; groups of 4 channels each, whatever the width."""
+    """Images [N, 1, 8, 8] -> logits [N, 10]. Each group has 4 channels, whatever the width."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class ResidualCNN(nn.Module):
         self.readout = nn.Linear(2 * width, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits."""
+        """Return the logits."""
         hidden = self.second(self.down(self.first(self.stem(images))))
         logits: Tensor = self.readout(self.norm(hidden).relu().mean((-2, -1)))
         return logits
@@ -85,7 +85,7 @@ class Residual(nn.Module):
         self.branch = nn.Sequential(*layers)
 
     def forward(self, images: Tensor) -> Tensor:
-        """The input, and what the branch adds."""
+        """Return the sum of the input and the branch."""
         total: Tensor = images + self.branch(images)
         return total
 
@@ -121,7 +121,7 @@ def cifar10(data: Path, reduced: bool) -> Task:
 
 
 def normalized_cnn(config: Config, width_ratio: float, pools: int = 3) -> nn.Module:
-    """Images [N, 3, H, W] -> logits [N, 10]; 32, 64 and 128 channels with BatchNorm, pooled after the first so many."""
+    """Images [N, 3, H, W] -> logits [N, 10]; 32, 64, 128 channels with BatchNorm, pooled after the first `pools`."""
     widths = [3, *(int(width * width_ratio) for width in (32, 64, 128))]
     blocks = [
         layer
@@ -160,7 +160,7 @@ def turbulence(data: Path, reduced: bool) -> Task:
 
     flows, frames = (6, 8) if reduced else (16, 16)
     threads = torch.get_num_threads()
-    # Threads gain little on transforms this small, and lose much where cores are shared: they wait for each other.
+    # Threads gain little on transforms this small, and lose much on shared cores, because they wait for each other.
     torch.set_num_threads(1)
     fields = snapshots(flows, frames)
     torch.set_num_threads(threads)
@@ -178,7 +178,7 @@ def turbulence(data: Path, reduced: bool) -> Task:
 
 
 def _autoencoder(config: Config, width_ratio: float) -> nn.Module:
-    # The code says how much is compressed, as inputs and outputs say what: it is no width.
+    # The size of the code sets the compression, so it is no width.
     code, widths = 16, [int(width * width_ratio) for width in (32, 64, 128)]
     encoder = [
         layer for i, o in pairwise([1, *widths]) for layer in (nn.Conv2d(i, o, 3, stride=2, padding=1), nn.GELU())

@@ -1,4 +1,4 @@
-"""All tasks by name, and what each needs."""
+"""All tasks by name, and the data file that each needs."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ NEEDS = {
     **dict.fromkeys(("two_layers", "wide_transformer", "wide_lstm"), _SHAKESPEARE),
     "spoken_digits": small_images.SPOKEN_DIGITS,
 }
-"""The file that a task reads from the folder of data sets, where it reads one."""
+"""Task -> the file that it reads from the folder of data sets, for tasks that read one."""
 
 
 def load_task(name: str, data: Path, *, reduced: bool = False) -> Task:
     """Build a task by name.
 
     Args:
-        name: One of `TASKS`; those of `ON_GPU` train on a GPU.
-        reduced: Fewer examples, trials and epochs, for a quick look; tasks of seconds stay as they are.
+        name: One of `TASKS`. Tasks in `ON_GPU` train on a GPU.
+        reduced: If True, use fewer examples, trials and epochs, for a quick look. Tasks of seconds do not change.
 
     Raises:
-        ValueError: There is no such task.
-        FileNotFoundError: Its data file is missing; the message says where it was looked for.
+        ValueError: if there is no such task.
+        FileNotFoundError: if its data file is missing. The message has the path of the file.
     """
     if name not in TASKS:
         raise ValueError(f"task is {name!r}, but must be one of {sorted(TASKS)}")

@@ -35,7 +35,7 @@ class DepthwiseCNN(nn.Module):
         self.readout = nn.Linear(2 * width, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits."""
+        """Return the logits."""
         hidden = F.gelu(self.stem(images))
         hidden = hidden + F.gelu(self.norm(self.pointwise(self.depthwise(hidden))))
         logits: Tensor = self.readout(F.gelu(self.down(hidden)).mean((2, 3)))
@@ -49,7 +49,7 @@ def _depthwise(channels: int) -> Callable[[Config, float], nn.Module]:
 def spoken_digits(data: Path, reduced: bool) -> Task:
     """3,000 spoken digits as spectrograms, a residual depthwise CNN of 64 channels; 2,000 to train on.
 
-    No default may be chosen by it: it is there to see what goes wrong.
+    No default may be chosen by this task. It only shows what can go wrong.
     """
     with np.load(existing(data / SPOKEN_DIGITS)) as archive:
         x, y = torch.tensor(archive["x"]).float()[:, None], torch.tensor(archive["y"]).long()
@@ -90,7 +90,7 @@ def augmented(data: Path, reduced: bool) -> Task:
 
 
 def label_noise(data: Path, reduced: bool) -> Task:
-    """Digits as images, 3 in 10 labels to learn from drawn at random; a CNN of 32 and 64 channels, by the loss."""
+    """Digits as images, with 3 in 10 training labels drawn at random; a CNN of 32 and 64 channels, by the loss."""
     (x, y), validation, test = _digits()
     drawn = torch.Generator().manual_seed(1)
     noisy = torch.where(torch.rand(len(y), generator=drawn) < 0.3, torch.randint(10, y.shape, generator=drawn), y)
@@ -104,7 +104,7 @@ def denoising(data: Path, reduced: bool) -> Task:
     parts = [((x + 0.4 * torch.randn(x.shape, generator=noise)).flatten(1), x.flatten(1)) for x, _ in _digits()]
 
     def model_fn(config: Config, ratio: float) -> nn.Module:
-        # The code says how much is compressed: it is no width.
+        # The size of the code sets the compression, so it is no width.
         width, code = int(512 * ratio), 16
         sizes = [(64, width), (width, width), (width, code), (code, width), (width, width)]
         hidden = [layer for i, o in sizes for layer in (nn.Linear(i, o), nn.GELU())]
@@ -122,7 +122,7 @@ def _digits() -> list[Batch]:
 
 
 def _small_cifar(data: Path, count: int) -> tuple[Batch, Batch]:
-    """CIFAR-10 at 16x16 pixels: so many images to train on, 1,000 to validate, 1,000 to test."""
+    """CIFAR-10 at 16x16 pixels: `count` images to train on, 1,000 to validate, 1,000 to test."""
     x, y = cifar_images(data, "train", 0, count)
     held_x, held_y = cifar_images(data, "test", 0, 2000)
     half = F.avg_pool2d(held_x, 2)

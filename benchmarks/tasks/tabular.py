@@ -1,7 +1,7 @@
 """Tasks on small tables, which a wide model overfits.
 
-Of so few examples, which of them validate and which test decides much: the tasks whose names end in "splits" have
-another split for each seed.
+The tables have few examples, so the split into validation and test examples matters much. Tasks whose names end in
+"splits" therefore have another split for each seed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from benchmarks.tasks.task import Batch, Config, Task, held
 
 SPLITS = 15
-"""Seeds that many apart share a split: so a search can be compared with the same one of another sample."""
+"""Seeds that are this far apart share a split, so a search can be compared with one that samples anew."""
 
 Parts = Callable[[int], list[Batch]]
-"""By the number of a split: (inputs, targets) to train on, to validate and to test."""
+"""`parts(split)`: (inputs, targets) to train on, to validate and to test."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def breast_cancer(data: Path, reduced: bool) -> Task:
 
 
 def breast_cancer_splits(data: Path, reduced: bool) -> Task:
-    """The same, with another split for each seed."""
+    """The same as `breast_cancer`, with another split for each seed."""
     parts = _breast_cancer()
     return _tabular("breast_cancer_splits", "token", parts, outputs=2, trials=64, of=partial(SplitTask, parts=parts))
 
@@ -54,13 +54,13 @@ def diabetes(data: Path, reduced: bool) -> Task:
 
 
 def diabetes_splits(data: Path, reduced: bool) -> Task:
-    """The same, with another split for each seed."""
+    """The same as `diabetes`, with another split for each seed."""
     parts = _diabetes()
     return _tabular("diabetes_splits", "field", parts, outputs=1, trials=32, of=partial(SplitTask, parts=parts))
 
 
 def wide_table(data: Path, reduced: bool) -> Task:
-    """scikit-learn's `make_classification`, 20 of 40 features telling, 1 label in 20 wrong; an MLP 40-1024-1024-4."""
+    """scikit-learn's `make_classification`, 20 of 40 features informative, 1 label in 20 wrong; MLP 40-1024-1024-4."""
     from sklearn.datasets import make_classification
 
     features, labels = make_classification(
@@ -101,7 +101,7 @@ def _diabetes() -> Parts:
 
 
 def _split(features: Tensor, target: Tensor, train: int, validation: int, split: int) -> list[Batch]:
-    """Shuffled, features scaled by the training part."""
+    """Shuffle examples, split them, and scale features by the training part."""
     order = torch.randperm(len(features), generator=torch.Generator().manual_seed(split))
     sizes = [train, validation, len(order) - train - validation]
     x = _scaled(features[order], train).float()
@@ -109,7 +109,7 @@ def _split(features: Tensor, target: Tensor, train: int, validation: int, split:
 
 
 def _scaled(values: Tensor, count: int) -> Tensor:
-    """To mean 0 and standard deviation 1 of the first `count` rows."""
+    """Scale values so that the first `count` rows have mean 0 and standard deviation 1."""
     known = values[:count]
     return (values - known.mean(0)) / known.std(0)
 

@@ -1,9 +1,9 @@
 """A task of the benchmarks: real data, a model that takes a width ratio, and its search space.
 
-A model is scored on validation and test examples at once, by every method and after every epoch: batches of `held` are
-`(inputs, target, weights)`, where `weights` [N, 2] make the mean over all examples of (score x weight) the mean score
-of the validation part (first column) or of the test part (second). Searches see the validation score alone; the other
-one is what comparisons are drawn from.
+Every method scores a model on validation and test examples at once, after every epoch. Batches of `held` are
+`(inputs, target, weights)`, with `weights` [N, 2]. The mean of (score x first column) over all examples is the mean
+score of the validation part. With the second column, it is that of the test part. Searches see only the validation
+score. Comparisons are drawn from the test score.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ Batch = tuple[Tensor, ...]
 
 SGD: Mapping[str, Any] = {"optimizer": "sgd", "lr": (1e-3, 1.0)}
 GPU_TRIALS = 256
-"""With 64 trials and 9 epochs ASHA costs about 16 full trainings: nothing that ends with one is 20 times as fast."""
+"""Trials of tasks on a GPU. With 64 trials and 9 epochs, ASHA would cost only about 16 full trainings, so no search
+that ends with a full training could be 20 times as fast."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is tuned.
+    """A task that searches tune.
 
     Attributes:
         kind: "class": integer targets, scored by accuracy; "token": integer targets, scored by cross-entropy in nats;
@@ -34,10 +35,10 @@ class Task:
         held: Inputs, targets and weights; validation first, then test.
         optimizer: "sgd" or "adamw".
         max_t: Epochs of a full training.
-        reduced: Whether this is a smaller version, for a quick look.
-        device: Where its models train. Its data are loaded into main memory; `on_device` moves them.
-        split: Which of the ways to split its examples this is; most tasks have one.
-        choices: Further hyperparameters, and their values, for the space; or others than it has.
+        reduced: True if this is a smaller version, for a quick look.
+        device: The device on which its models train. Its data are loaded into main memory; `on_device` moves them.
+        split: Number of the split of its examples. Most tasks have one split.
+        choices: Hyperparameter -> its values, in addition to the space, or instead of those in the space.
     """
 
     name: str
@@ -57,20 +58,20 @@ class Task:
 
     @property
     def mode(self) -> Literal["min", "max"]:
-        """Which way a score is better."""
+        """Return "max" if a larger score is better, else "min"."""
         return "max" if self.kind == "class" else "min"
 
     def on_device(self) -> Task:
-        """The same task, its data where its models train."""
+        """Return the same task, with its data on the device on which its models train."""
         train, held = (tuple(part.to(self.device) for part in parts) for parts in (self.train, self.held))
         return replace(self, train=train, held=held)
 
     def of_seed(self, seed: int) -> Task:
-        """The task that a search with this seed gets: the same for all, where there is one split."""
+        """Return the task for a search with this seed. If there is one split, it is the same for all seeds."""
         return self
 
     def space(self) -> dict[str, Any]:
-        """The search space of Hydro's study (Hu et al. 2023, section 5.4), and `choices`."""
+        """Return the search space of Hydro's study (Hu et al. 2023, section 5.4), with `choices`."""
         from hydro_rasda import choice, loguniform, uniform
 
         return {
@@ -84,7 +85,7 @@ class Task:
 
 
 def objective(kind: str) -> Callable[[nn.Module, Batch], Mapping[str, Tensor]]:
-    """The loss of a training batch; for a batch of `held` the scores of its two parts, too."""
+    """Return a function that computes the loss of a batch and, for a batch of `held`, the scores of its two parts."""
 
     def measure(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         inputs, target, *weights = batch
@@ -109,7 +110,7 @@ def sizes(reduced: bool, trials: int) -> dict[str, Any]:
 
 
 def held(validation: Batch, test: Batch) -> Batch:
-    """`Task.held` of both parts' inputs and targets: one after the other, with their weights."""
+    """Join the inputs and targets of both parts to `Task.held`: one after the other, with their weights."""
     sizes = [len(validation[0]), len(test[0])]
     weights = torch.zeros(sum(sizes), 2)
     weights[: sizes[0], 0] = sum(sizes) / sizes[0]

@@ -65,7 +65,7 @@ def gated_recurrent(data: Path, reduced: bool) -> Task:
 
 
 def two_layers(data: Path, reduced: bool) -> Task:
-    """The same, an LSTM of two layers, 96 wide."""
+    """The same as `gated_recurrent`, with an LSTM of two layers, 96 wide."""
     _, vocabulary = shakespeare_tokens(data)
     return replace(
         gated_recurrent(data, reduced),
@@ -87,7 +87,7 @@ def wide_transformer(data: Path, reduced: bool) -> Task:
 
 
 def wide_lstm(data: Path, reduced: bool) -> Task:
-    """The same, an LSTM of two layers, 768 wide."""
+    """The same as `wide_transformer`, with an LSTM of two layers, 768 wide."""
     _, vocabulary = shakespeare_tokens(data)
     return replace(
         wide_transformer(data, reduced),
@@ -109,7 +109,7 @@ class CharLSTM(nn.Module):
         self.readout = nn.Linear(width, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the next character at each place."""
+        """Return the logits of the next character at each position."""
         hidden, _ = self.lstm(self.embedding(tokens))
         logits: Tensor = self.readout(hidden)
         return logits

@@ -36,7 +36,7 @@ def study(
     again: bool = False,
     flags: Sequence[str] = (),
 ) -> None:
-    """Run what is missing of the cells; the methods of a seed run one after another."""
+    """Run the cells that are missing. The methods of a seed run one after another."""
     for task in tasks:
         if task in ON_GPU and not torch.cuda.is_available():
             print(f"{task} is left out: it needs a CUDA GPU, and torch finds none here", flush=True)

@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 import torch
-import torch._dynamo  # Which torch would import with the first optimizer: no part of a search.
+import torch._dynamo  # torch would import it with the first optimizer, which is no part of a search
 
 from benchmarks.result_files import DEFAULT_DATA, cpu_model, read, save_lines
 from benchmarks.tasks.load import TASKS, load_task
@@ -32,22 +32,23 @@ from hydro_rasda.settings.config import TuneConfig
 from hydro_rasda.space.domains import to_ray
 
 RETRAINED = 10_000
-"""Added to the winner's number, once for each training again: each starts from other weights."""
+"""Added to the winner's number for each training again, so that each starts from other weights."""
 AGAIN = 3
-"""Trainings again of a winner's configuration."""
+"""The number of times that a winner's configuration is trained again."""
 PLACE = ("cpu", "gpu", "cores of its own", "threads", "torch")
-"""Entries of the environment that decide what training a configuration gives, and how long it takes."""
+"""Entries of the environment that decide the result of training a configuration, and its duration."""
 
 
 def measure(task: Task, method: str, seed: int, folder: Path, *, timed: bool = True) -> dict[str, Any]:
     """Run a search, then train its winner again, plainly and from other weights.
 
-    That is the floor of what a search costs, how far seeds lie apart, and what its configuration is worth elsewhere.
+    These trainings show the least that a search can cost, the spread between seeds, and the quality of the
+    configuration with other weights.
 
     Args:
-        folder: The cells that are there. If one has the same winner, it trained it again with the same result. Then
-            one training is enough, for its time; none if times do not count.
-        timed: False if other work shares the machine, so that the page says nothing of this cell's times.
+        folder: Folder of earlier cells. If one has the same winner, it has the results of training it again. Then one
+            training is enough, to measure its time, and none if times do not count.
+        timed: False if other work shares the machine, so that this cell's times do not count.
     """
     environment = {
         **environment_of("torch", "ray", "numpy"),
@@ -87,7 +88,7 @@ def measure(task: Task, method: str, seed: int, folder: Path, *, timed: bool = T
 
 
 def trained_before(cell: dict[str, Any], folder: Path) -> dict[str, Any] | None:
-    """Return what training a cell's winner again gave another cell, on the same kind of machine; None if none did."""
+    """Return an earlier cell's results of training the same winner again, on the same kind of machine, or None."""
     where, winner = cell["environment"], cell["winner"]
     for path in sorted(folder.glob(f"{cell['task']}-*-{cell['seed']}.json")):
         other = read(path)
@@ -128,9 +129,9 @@ def environment_of(*packages: str) -> dict[str, Any]:
 
 
 def busy(seconds: float = 1.0) -> float:
-    """The share of all cores' time that other processes take, while this one sleeps; NaN where Linux does not tell.
+    """Return the share of all cores' time that other processes take while this one sleeps; NaN if it is unknown.
 
-    The load average is of the last minute, and so of the cell before as well.
+    The load average would not do, because it covers the last minute, and so the cell before, too.
     """
     try:
         before = _jiffies()
@@ -143,7 +144,7 @@ def busy(seconds: float = 1.0) -> float:
 
 
 def _jiffies() -> tuple[int, int]:
-    """Time that all cores were idle, and all of their time (`man 5 proc`)."""
+    """Return the time that all cores were idle, and all of their time (`man 5 proc`)."""
     user, nice, system, idle, iowait, *rest = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
     return idle + iowait, user + nice + system + idle + iowait + sum(rest)
 
@@ -172,7 +173,7 @@ def _rounded(measured: dict[str, float]) -> dict[str, float | None]:
 
 
 def _short(value: float) -> float | None:
-    """Six digits; None for what JSON cannot say."""
+    """Round to six digits; return None for a value that JSON cannot hold."""
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 

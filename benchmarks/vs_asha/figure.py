@@ -9,7 +9,7 @@ from benchmarks.vs_asha.statistics import Cell, curve, maximizes
 
 
 def plot(cells: Mapping[str, Mapping[str, Sequence[Cell]]], names: Mapping[str, str], path: Path) -> None:
-    """One panel for each task, one line for each method and seed."""
+    """Draw one panel for each task, with one line for each method and seed."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -48,7 +48,7 @@ def plot(cells: Mapping[str, Mapping[str, Sequence[Cell]]], names: Mapping[str, 
             axis.set_yscale("log")
         for scaled in (axis.xaxis, axis.yaxis):
             if scaled.get_scale() == "log":
-                # Less than a decade has no label of its own, and a label at each tick is too much.
+                # By default, an axis shorter than a decade has no labels, and a label at each tick would be too much.
                 scaled.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
                 scaled.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
                 scaled.set_minor_formatter(NullFormatter())

@@ -37,8 +37,8 @@ def tuned(task: Task, folder: str | Path, space: Mapping[str, Any] | None = None
     """Search by the validation score, without progress.
 
     Args:
-        folder: The run is its folder "run".
-        settings: Further arguments of `tune`, and others than the task's `num_samples` and `max_t`.
+        folder: The run is kept in its folder "run".
+        settings: Further arguments of `tune`. They may replace the task's `num_samples` and `max_t`.
     """
     given = {"num_samples": task.num_samples, "max_t": task.max_t, **settings}
     return tune(
@@ -61,7 +61,7 @@ WIDTH_RATIO = 1 / 8
 
 
 def asha(task: Task, seed: int) -> Searched:
-    """ASHA, one trial after another in this process, on all threads or on the GPU."""
+    """Run ASHA, one trial after another in this process, on all threads or on the GPU."""
     rule = AsyncSuccessiveHalving(task.max_t, GRACE_PERIOD, REDUCTION_FACTOR, mode=task.mode)
     rungs, events, finished = rule.init(), list[Event](), dict[int, nn.Module]()
     began = time.perf_counter()
@@ -88,7 +88,7 @@ def hydro_rasda(
     ema: float = RaceConfig.ema,
     **settings: Any,
 ) -> Searched:
-    """`tune()`, with nothing measured before: how wide groups may be is measured in the run."""
+    """Run `tune()` with an empty cache, so that the run itself measures how wide groups may be."""
     with tempfile.TemporaryDirectory(prefix="vs-asha-tune-") as folder:
         os.environ["HYDRO_RASDA_CACHE"] = folder
         began = time.perf_counter()
@@ -119,11 +119,11 @@ def hydro_rasda(
 
 
 def timeline(journal: Sequence[Mapping[str, Any]], wall: float) -> list[Event]:
-    """When each epoch of a run was done, from its journal.
+    """Return when each epoch of a run was done, from its journal.
 
-    The journal says when each unit of work was done since the run's directory was opened, and how long it took the
-    device. Counted from the end, with a unit's epochs spread evenly over that, times are late by what passed after the
-    last unit, and for units that shared the device, and never early.
+    The journal says for each unit of work when it was done, in seconds since the run's folder was opened, and how long
+    it took the device. Times are counted back from the end, with a unit's epochs spread evenly over its duration. They
+    are never early. They are late by the time after the last unit, and for units that shared the device.
 
     Args:
         journal: Its lines, in order: a unit's metrics, then the unit.

@@ -28,10 +28,10 @@ from benchmarks.vs_asha.training import build
 
 
 def ray_asha(task: Task, seed: int) -> Searched:
-    """Ray Tune's ASHA as a careful user runs it.
+    """Run Ray Tune's ASHA as a careful user does.
 
-    One CPU slot (and one GPU, where the task needs one) for each trial, actors that are used again, data in the object
-    store once, and a checkpoint only of those trials that train to the end, one of which wins.
+    Each trial has one CPU slot, and one GPU if the task needs one. Actors are reused, and data lie in the object store
+    once. Only trials that train to the end write a checkpoint, because one of them wins.
     """
     import ray
     from ray.tune import RunConfig, Tuner, grid_search, with_parameters, with_resources
@@ -85,7 +85,7 @@ def ray_asha(task: Task, seed: int) -> Searched:
 
 
 def _recorder(began: float) -> Any:
-    """A callback that notes when this process hears of each epoch."""
+    """Make a callback that notes when this process hears of each epoch."""
     from ray.tune import Callback
 
     class Recorder(Callback):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What Ray's workers run for Ray Tune's ASHA: plain torch. They need not import `hydro_rasda`, so nothing here does."""
+"""The code that Ray's workers run for Ray Tune's ASHA, in plain torch. It does not import `hydro_rasda`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from benchmarks.tasks.task import Config, Task
 from benchmarks.vs_asha.training import Seeds, build, train
 
 DIVERGED = 1e9
-"""ASHA cannot rank what is not a number: such a score is reported as this, or its negative where more is better."""
+"""ASHA cannot rank NaN, so a score that is not finite is reported as this, or as its negative if more is better."""
 
 
 _HERE: dict[str, Task] = {}
-"""A worker's task with its data on the device, where trials that use the same actor again find them."""
+"""The task of this worker, with its data on the device. Later trials in the same actor use it again."""
 
 
 def ray_trial(
@@ -34,14 +34,14 @@ def ray_trial(
     """Train one configuration, and report after every epoch.
 
     Args:
-        config: Its number, as "trial".
+        config: Has the number of the configuration as "trial".
     """
     from ray.tune import Checkpoint, report
 
     began = time.time()
     if task.name not in _HERE:
         with warnings.catch_warnings():
-            # Arrays of the object store cannot be written to; nobody here does.
+            # Arrays of the object store are read-only, and nothing here writes to them.
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             held, examples = (tuple(torch.from_numpy(a) for a in arrays[part]) for part in ("held", "train"))
         _HERE[task.name] = replace(task, train=examples, held=held).on_device()

@@ -68,11 +68,11 @@ METHOD_NAMES = {
 
 
 Cells = Mapping[str, Mapping[str, Sequence[Cell]]]
-"""By task and method, in the order of the tables."""
+"""`cells[task][method]`, in the order of the tables."""
 
 
 def read(folder: Path) -> Cells:
-    """All cells of a folder."""
+    """Read all cells of a folder."""
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     sorted_: dict[str, dict[str, list[Cell]]] = {}
     for task in TASK_NAMES:
@@ -93,7 +93,7 @@ def write(folder: Path) -> None:
 
 
 def markdown(cells: Cells, figure: str) -> str:
-    """The page."""
+    """Return the page."""
     missing = [
         f"## {task}: {TASK_NAMES[task]}\n\n**Not run: no GPU.** To run: `python -m benchmarks.vs_asha --tasks {task}`."
         for task in not_run(cells)
@@ -107,7 +107,7 @@ def markdown(cells: Cells, figure: str) -> str:
 
 
 def not_run(cells: Cells) -> list[str]:
-    """The tasks that no GPU was at hand for."""
+    """Return the tasks that were not run because there was no GPU."""
     of_gpu = any(
         "gpu" in cell["environment"] for methods in cells.values() for each in methods.values() for cell in each
     )
@@ -161,7 +161,7 @@ def _task(cells: Cells, task: str) -> str:
 
 
 def _together(tasks: Cells) -> str:
-    """How often `tune` is as good as Ray's ASHA, beside how often ASHA is by the same measures with another seed."""
+    """Say how often `tune` is as good as Ray's ASHA, and how often ASHA itself is so with another seed."""
     rows: dict[str, Overall | ByChance] = {"`tune`": overall(tasks, "tune")}
     rows["Ray's ASHA, another seed"] = by_chance(tasks, "tune")
     lines = [
@@ -191,13 +191,13 @@ def _together(tasks: Cells) -> str:
 
 
 def rows_of(cells: Cells, task: str) -> dict[str, MethodRow]:
-    """A row for each method of a task."""
+    """Return a row for each method of a task."""
     methods = cells[task]
     return {method: row(of_method, methods.get(baseline_of(methods), ())) for method, of_method in methods.items()}
 
 
 def lost(row: MethodRow, between_seeds: float) -> bool:
-    """Whether the test score is worse than the baseline's by more than the seed spread."""
+    """Tell whether the test score is worse than the baseline's by more than the seed spread."""
     return row.gain is not None and row.gain.median < -between_seeds
 
 
@@ -223,7 +223,7 @@ def _line(name: str, row: MethodRow, between_seeds: float) -> str:
 
 
 def verdict(cells: Cells, task: str) -> str:
-    """How much faster `tune` is, what it costs, and whether its model is as good."""
+    """Say how much faster `tune` is, its cost, and whether its model is as good."""
     own = rows_of(cells, task).get("tune")
     if own is None or own.gain is None:
         return "No pair of `tune` and ASHA yet."
@@ -261,11 +261,11 @@ OLDER: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
         lambda asked: asked.get("averaged") == "in comparisons, too"
     ),
 }
-"""What `tune`'s older defaults did, and whether a cell's settings are of these."""
+"""Older defaults of `tune`, in words -> a function that tells whether a cell's settings are these."""
 
 
 def _older(methods: Mapping[str, Sequence[Cell]], rows: Mapping[str, MethodRow]) -> str:
-    """Which rows are of `tune`'s older defaults, or of another day."""
+    """Say which rows were measured with older defaults of `tune`, or on another day."""
     own = [method for method in ("fusion", "surrogate", "both", "tune") if method in methods]
     told = []
     for what, holds in OLDER.items():
@@ -286,7 +286,7 @@ def _older(methods: Mapping[str, Sequence[Cell]], rows: Mapping[str, MethodRow])
 
 
 def of_today(cells: Cells) -> Cells:
-    """The tasks on which today's defaults of `tune` stand beside Ray's ASHA; not the reduced ones."""
+    """Return the tasks that have cells of both today's defaults of `tune` and Ray's ASHA, without reduced tasks."""
     return {
         task: methods
         for task, methods in cells.items()
@@ -298,7 +298,7 @@ def of_today(cells: Cells) -> Cells:
 
 
 def is_of_today(cells: Sequence[Cell]) -> bool:
-    """Whether all of `tune`'s cells were run with today's defaults."""
+    """Tell whether all of these cells of `tune` were run with today's defaults."""
     return not any(holds(cell["settings"]) for cell in cells for holds in OLDER.values())
 
 
@@ -313,7 +313,7 @@ def _on_another_day(cells: Sequence[Cell], baselines: Sequence[Cell]) -> bool:
 
 
 def _apart(methods: Mapping[str, Sequence[Cell]]) -> str:
-    """Parts of the wall time that are worth knowing."""
+    """Say how long parts of the wall time are: the start of Ray, and the parts of `tune`."""
     parts = []
     timed = {method: [cell for cell in of_method if is_timed(cell)] for method, of_method in methods.items()}
     if cells := timed.get(BASELINE):

@@ -1,4 +1,4 @@
-"""What the compared searches have in common: what they try, and what they give."""
+"""Parts that the compared searches share: configurations, seeds and results."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ class Event(NamedTuple):
     """A trial's scores after an epoch.
 
     Attributes:
-        full_size: Whether it was the full-size model that trained, not a surrogate.
-        epoch: Epochs trained, from 1; a finalist starts at full size anew.
-        score: On the validation set; NaN where it diverged.
+        full_size: True if the full-size model trained, False if a surrogate did.
+        epoch: Epochs trained, from 1. At full size, a finalist starts again from 1.
+        score: Score on the validation set; NaN if the trial diverged.
+        test: Score on the test set.
     """
 
     seconds: float
@@ -38,12 +39,12 @@ class Event(NamedTuple):
 
 @dataclass
 class Searched:
-    """What a search gave.
+    """Result of a search.
 
     Attributes:
-        wall: Seconds from the call to the trained model in hand, without the processes' imports.
-        apart: Parts of `wall` that are worth knowing, in seconds.
-        keep: Whether that model has its last epoch's weights, or its best one's.
+        wall: Seconds from the call to the trained model, without the imports of processes.
+        apart: Name of a part of `wall` -> its seconds.
+        keep: "last" if the model has the weights of its last epoch, "best" if it has those of its best epoch.
         full_trainings: The argument of `tune`; its default for other searches.
     """
 
@@ -57,18 +58,18 @@ class Searched:
 
 
 def configurations(task: Task, seed: int) -> list[Config]:
-    """The configurations that `tune` samples for this seed."""
+    """Return the configurations that `tune` samples for this seed."""
     return sample(task.space(), task.num_samples, seed)
 
 
 def seeds(task: Task, trial: int, seed: int) -> Seeds:
-    """The seeds that `tune` derives for a full-size trial."""
+    """Return the seeds that `tune` derives for a full-size trial."""
     shuffles = [derive_seed(seed, "shuffle", epoch) for epoch in range(task.max_t)]
     return Seeds(derive_seed(seed, "weights", trial), shuffles)
 
 
 def best_finished(task: Task, events: Sequence[Event]) -> int:
-    """The best of the trials that trained to the end: the others have no checkpoint."""
+    """Return the best of the trials that trained to the end. The others have no checkpoint."""
     done = [e for e in events if e.epoch == task.max_t and math.isfinite(e.score)]
     if not done:
         raise RuntimeError(f"no trial of {task.name} trained for {task.max_t} epochs with a finite score")

@@ -1,8 +1,8 @@
-"""What the cells of the comparison say: pure functions of their JSON.
+"""Statistics of the cells of the comparison: pure functions of their JSON.
 
-A cell is what `cell.py` writes: one task, method and seed. Comparisons are made between cells of one seed, which
-tried the same configurations, and then summed up over seeds. Where a baseline's score is never reached, the time to it
-is infinite; medians and quartiles take that as it is.
+`cell.py` writes a cell, the result of one task, method and seed. Comparisons are made between cells of one seed, which
+tried the same configurations, and then summed up over seeds. If a baseline's score is never reached, the time to it is
+infinite, and counts as infinite in medians and quartiles.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Cell = Mapping[str, Any]
 BASELINE = "ray_asha"
 BEST = 6
 TOLERANCE = 1e-5
-"""Two scores this near are equal: cells hold six digits of them."""
+"""Two scores count as equal if they differ by at most this, because cells hold six digits of them."""
 
 
 class Spread(NamedTuple):
@@ -29,7 +29,7 @@ class Spread(NamedTuple):
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median and quartiles, linear between the values; infinite ones count.
+    """Return the median and the quartiles, interpolated linearly between values. Infinite values count.
 
     >>> spread([1.0, 2.0, 3.0, 4.0, math.inf])
     Spread(median=3.0, low=2.0, high=4.0)
@@ -47,12 +47,12 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def maximizes(cell: Cell) -> bool:
-    """Whether more is better: accuracies are maximized, losses are not."""
+    """Tell whether more is better. Accuracies are maximized, losses are not."""
     return bool(cell["mode"] == "max")
 
 
 def reached(cell: Cell, goal: float) -> float:
-    """Seconds until the validation score of a full-size model first is as good as `goal`; infinity where never."""
+    """Return the seconds until the validation score of a full-size model first reaches `goal`; infinity if never."""
     sign = 1 if maximizes(cell) else -1
     times = (
         seconds
@@ -63,25 +63,25 @@ def reached(cell: Cell, goal: float) -> float:
 
 
 def ended(cell: Cell) -> float:
-    """The validation score that the winner reported last."""
+    """Return the validation score that the winner reported last."""
     winner = cell["winner"]["trial"]
     *_, last = (score for _, trial, full_size, _, score, _ in cell["events"] if full_size and trial == winner)
     return float(last)
 
 
 def paired(cells: Sequence[Cell], baselines: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
-    """Each cell that has a baseline of its seed, with it."""
+    """Pair each cell with the baseline of its seed. Cells without such a baseline are left out."""
     of_seed = {cell["seed"]: cell for cell in baselines}
     return [(cell, of_seed[cell["seed"]]) for cell in cells if cell["seed"] in of_seed]
 
 
 def as_good(cell: Cell, base: Cell) -> bool:
-    """Whether a cell came to the other's final validation score."""
+    """Tell whether a cell reached the baseline's final validation score."""
     return math.isfinite(reached(cell, ended(base)))
 
 
 def is_timed(cell: Cell) -> bool:
-    """Tell whether a cell's times count: nothing else was at work on the machine."""
+    """Tell whether a cell's times count, because no other work shared the machine."""
     return bool(cell["environment"].get("timed", True))
 
 
@@ -94,10 +94,10 @@ class Point(NamedTuple):
 
 
 def curve(cell: Cell) -> list[Point]:
-    """The average test score of the best 6 trials over time, from when there are six.
+    """Return the average test score of the best 6 trials over time, from the time when there are six.
 
-    A trial counts with its last scores: those of its surrogate, until the full-size model has some. Which are best, the
-    validation score says. A trial is finished with its last epoch.
+    A trial counts with its last scores, which are those of its surrogate until the full-size model has some. The
+    validation score decides which trials are best. A trial is finished with its last epoch.
     """
     events = cell["events"]
     last = {event[1]: i for i, event in enumerate(events)}
@@ -120,17 +120,17 @@ def curve(cell: Cell) -> list[Point]:
 
 
 def epochs(cell: Cell) -> tuple[int, int]:
-    """Epochs trained, over all trials: of surrogates, and of full-size models."""
+    """Count the epochs trained, over all trials, of surrogates and of full-size models."""
     full = sum(event[2] for event in cell["events"])
     return len(cell["events"]) - full, full
 
 
 def seed_spread(cells: Sequence[Cell]) -> float:
-    """Standard deviation of the test score between plain trainings that differ by their seed alone.
+    """Return the standard deviation of the test score between plain trainings that differ only in their seed.
 
-    Of winners that were trained again several times, the variance between these; of others, two draws, the winner's
-    and that of its one training again, whose variance is (a - b)^2 / 2. A winner whose weights were averaged is no such
-    draw: it counts only where there are no others.
+    If winners were trained again several times, it comes from the variances between these trainings. Otherwise, it
+    comes from two draws, the winner's and that of its one training again, whose variance is (a - b)^2 / 2. A winner
+    with averaged weights is no such draw, so it counts only if there are no others.
     """
     if several := [variance(cell["again"]) for cell in cells if _trained_again(cell)]:
         return math.sqrt(fmean(several))
@@ -148,16 +148,17 @@ class MethodRow(NamedTuple):
     """A method on a task.
 
     Attributes:
-        wall: Seconds; None where other work shared the machine.
-        timed: How many ran on the same kind of machine as their baseline; only their times are compared.
-        speedup: The baseline's wall over this method's, seed by seed; None where no times compare.
+        wall: Seconds; None if other work shared the machine.
+        timed: Number of cells on the same kind of machine as their baseline. Only their times are compared.
+        speedup: The baseline's wall time over this method's, seed by seed; None if no times can be compared.
         speedup_without_start: The same without Ray's start-up, until the first trial began; None without Ray.
-        to_baseline: Seconds until the baseline's final validation score was reached, by a full-size model; None where
-            other work shared the machine.
-        speedup_to_baseline: The baseline's time to its own final score over this method's.
-        reached: In how many of the cells that have a baseline.
-        gain: By how much that is better than the baseline's, seed by seed.
-        floors: Wall over one full-size training of the winner; None where other work shared the machine.
+        to_baseline: Seconds until a full-size model reached the baseline's final validation score; None if other work
+            shared the machine.
+        speedup_to_baseline: The baseline's time to its own final score over this method's time to it.
+        reached: Number of cells that reached that score.
+        compared: Number of cells that have a baseline.
+        gain: How much better the test score is than the baseline's, seed by seed.
+        floors: Wall time over one full-size training of the winner; None if other work shared the machine.
     """
 
     cells: int
@@ -223,13 +224,13 @@ class Overall(NamedTuple):
     """A method on several tasks, against the baseline, seed by seed.
 
     Attributes:
-        reached: Those that came to the baseline's final validation score.
-        not_worse: Those whose test score is worse by no more than the seed spread.
-        again: Runs whose winner was trained again, as the baseline's was.
-        again_not_worse: Those of them whose configuration then tests worse by no more than the seed spread.
-        lost: Tasks on which the test score is worse by more than that in the mean.
-        sweeps: By task, the sweep's wall time over one full-size training of the winner, in the median; of tasks
-            whose times count.
+        reached: Number of runs that reached the baseline's final validation score.
+        not_worse: Number of runs whose test score is worse by no more than the seed spread.
+        again: Number of runs whose winner was trained again, as the baseline's was.
+        again_not_worse: Number of these whose configuration then tests worse by no more than the seed spread.
+        lost: Tasks on which the mean test score is worse by more than the seed spread.
+        sweeps: Task -> median of the sweep's wall time over one full-size training of the winner, for tasks whose
+            times count.
     """
 
     runs: int
@@ -242,7 +243,7 @@ class Overall(NamedTuple):
 
 
 def baseline_of(methods: Mapping[str, Any]) -> str:
-    """Ray's ASHA; where it was not run, the same rule in one process."""
+    """Return the name of Ray's ASHA or, if it was not run, of the same rule in one process."""
     return BASELINE if BASELINE in methods else "asha"
 
 
@@ -250,7 +251,7 @@ def overall(tasks: Mapping[str, Mapping[str, Sequence[Cell]]], method: str) -> O
     """Sum up one method's cells of several tasks.
 
     Args:
-        tasks: By task and method, the cells; each task with the baseline's.
+        tasks: `tasks[task][method]` are the cells. Each task has the baseline's.
     """
     pairs = {task: paired(methods[method], methods[BASELINE]) for task, methods in tasks.items()}
     found = {task: compared(pairs[task], methods) for task, methods in tasks.items()}
@@ -273,14 +274,14 @@ def overall(tasks: Mapping[str, Mapping[str, Sequence[Cell]]], method: str) -> O
 def compared(
     pairs: Sequence[tuple[Cell, Cell]], methods: Mapping[str, Sequence[Cell]]
 ) -> tuple[list[float], list[bool]]:
-    """Of each pair, by how many seed spreads the first tests better, and whether it came to the second's score."""
+    """Return, for each pair, by how many seed spreads the first tests better, and whether it reached the second."""
     spread_of_seeds = _spread_of(methods)
     gains = [_better(cell, cell["winner"]["test"], base["winner"]["test"]) / spread_of_seeds for cell, base in pairs]
     return gains, [as_good(cell, base) for cell, base in pairs]
 
 
 def compared_again(pairs: Sequence[tuple[Cell, Cell]], methods: Mapping[str, Sequence[Cell]]) -> list[float]:
-    """Of each pair that was trained again, by how many seed spreads the first configuration then tests better."""
+    """Return, for each pair that was trained again, by how many seed spreads the first then tests better."""
     spread_of_seeds = _spread_of(methods)
     both = [(cell, base) for cell, base in pairs if _trained_again(cell) and _trained_again(base)]
     return [_better(cell, fmean(cell["again"]), fmean(base["again"])) / spread_of_seeds for cell, base in both]
@@ -295,10 +296,10 @@ def _better(cell: Cell, one: float, other: float) -> float:
 
 
 def split_of(cell: Cell) -> int:
-    """Which of the ways to split its task's examples a cell had."""
+    """Return the number of the split of its task's examples that a cell had."""
     return int(cell["settings"].get("split", 0))
 
 
 def start_up(cell: Cell) -> float:
-    """Seconds until Ray's first trial began; 0 for a method without Ray."""
+    """Return the seconds until Ray's first trial began; 0 for a method without Ray."""
     return float(cell["apart"].get("until the first trial began", 0.0))

@@ -1,7 +1,8 @@
-"""Training by plain torch: what a user of Ray's ASHA would write.
+"""Training by plain torch, as a user of Ray's ASHA would write it.
 
-It imports nothing of `hydro_rasda`, so that Ray's workers need not, either. For the same seeds it gives the numbers of
-`RaceConfig(ema=0)`'s race to the last digit: initial weights, order of examples, and updates are the same.
+It imports nothing of `hydro_rasda`, so that Ray's workers need not import it, either. For the same seeds, it gives the
+numbers of the race with `RaceConfig(ema=0)` to the last digit, because initial weights, order of examples, and updates
+are the same.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ class Seeds:
 
 
 def build(task: Task, config: Config, seeds: Seeds) -> nn.Module:
-    """The full-size model with its initial weights, on the task's device."""
+    """Build the full-size model with its initial weights, on the task's device."""
     torch.manual_seed(seeds.weights)
     return task.model_fn(config, 1.0).to(task.device)
 
 
 def train(task: Task, config: Config, seeds: Seeds, model: nn.Module) -> Iterator[dict[str, float]]:
-    """Train epoch by epoch, until the loss is not finite or `max_t` epochs are done; yields `scores` after each.
+    """Train until the loss is not finite or `max_t` epochs are done. Yield `scores` after each epoch.
 
-    The task's data are on its device. Scores wait for it, so that times between them are of work that is done.
+    The task's data are on its device. Scores wait for the device, so the times between them measure finished work.
     """
     measure = objective(task.kind)
     update = optimizer(model, config)
@@ -61,7 +62,7 @@ def train(task: Task, config: Config, seeds: Seeds, model: nn.Module) -> Iterato
 
 
 def scores(task: Task, model: nn.Module, batch_size: int) -> dict[str, float]:
-    """`score` and `test` of a model, averaged over the validation and the test examples."""
+    """Return `score` and `test` of a model, averaged over the validation and the test examples."""
     measure, totals = objective(task.kind), torch.zeros(2, dtype=torch.float64, device=task.device)
     model.eval()
     with torch.no_grad():

@@ -10,12 +10,12 @@ from benchmarks.vs_asha.statistics import Cell, MethodRow, Spread
 
 
 def how_often(row: MethodRow) -> str:
-    """In how many runs the baseline's score was reached, as "2 of 5"; "" without a baseline."""
+    """Say in how many runs the baseline's score was reached, such as "2 of 5"; "" without a baseline."""
     return f"{row.reached} of {row.compared}" if row.compared else ""
 
 
 def show(value: Spread | None, unit: str = "") -> str:
-    """Median and quartiles; the median alone where they are the same.
+    """Return the median and the quartiles as text, or only the median if all are equal.
 
     >>> show(Spread(2.5, 2.0, math.inf), "x"), show(Spread(3.0, 3.0, 3.0)), show(None)
     ('2.50x [2.00, never]', '3.00', '')
@@ -35,7 +35,7 @@ def _number(value: float) -> str:
 
 
 def machine(cells: Sequence[Cell]) -> str:
-    """Hardware and dates of some cells, each variant once, and what else ran there."""
+    """Describe the hardware and dates of some cells, each variant once, and how much other work ran there."""
     where = [cell["environment"] for cell in cells]
     dates = _each([{"date": one["date"][:10]} for one in where], "date")
     others = max(one["busy before"] for one in where)
@@ -48,7 +48,7 @@ def machine(cells: Sequence[Cell]) -> str:
 
 
 def versions(cells: Sequence[Cell]) -> str:
-    """What some cells were run with."""
+    """Describe the versions and threads with which some cells were run."""
     where = [cell["environment"] for cell in cells]
     python, torch, ray, threads = (_each(where, name) for name in ("python", "torch", "ray", "threads"))
     return f"Python {python}, torch {torch} on {threads} thread{'s' * (threads != '1')}, Ray {ray}"
@@ -59,5 +59,5 @@ def _each(where: Sequence[Mapping[str, Any]], name: str) -> str:
 
 
 def domains(space: Mapping[str, Any]) -> str:
-    """A search space, as cells have it."""
+    """Return a search space, in the form that cells have, as text."""
     return ", ".join(f"{name} {domain}" for name, domain in space.items())

@@ -1,4 +1,4 @@
-"""How often the baseline is as good as itself with another seed: what any method would come to by chance."""
+"""Count how often the baseline is as good as itself with another seed, as any method would be by chance."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from benchmarks.vs_asha.statistics import BASELINE, Cell, compared, compared_aga
 
 
 class Yardstick(NamedTuple):
-    """How often the baseline is as good as itself with another seed: another sample, other weights and orders.
+    """How often the baseline is as good as itself with another seed, and so with another sample, weights and orders.
+
+    The shares are those of ordered pairs of seeds with the same split of examples.
 
     Attributes:
-        reached: Share of ordered pairs of seeds with the same split of examples, of which the first comes to the
-            second's final validation score.
-        not_worse: Share of those in which its test score is worse by no more than the seed spread.
-        again_not_worse: The same of both configurations, trained again; NaN where they were not.
+        reached: Share of pairs in which the first reaches the second's final validation score.
+        not_worse: Share of pairs in which the first's test score is worse by no more than the seed spread.
+        again_not_worse: The same for both configurations, trained again; NaN if they were not trained again.
     """
 
     reached: float
@@ -27,7 +28,7 @@ class Yardstick(NamedTuple):
 
 
 def yardsticks(tasks: Mapping[str, Mapping[str, Sequence[Cell]]]) -> dict[str, Yardstick]:
-    """By task, from all ordered pairs of the baseline's cells of one split; tasks without any are left out."""
+    """Return the yardstick of each task that has pairs of the baseline's cells with the same split; all are counted."""
     found = {}
     for task, methods in tasks.items():
         both = itertools.permutations(methods[BASELINE], 2)
@@ -40,7 +41,7 @@ def yardsticks(tasks: Mapping[str, Mapping[str, Sequence[Cell]]]) -> dict[str, Y
 
 
 class ByChance(NamedTuple):
-    """What some runs would come to, on average, were each the baseline with another seed; see `Yardstick`."""
+    """Average counts for some runs if each were the baseline with another seed; see `Yardstick`."""
 
     runs: int
     reached: float
@@ -50,7 +51,7 @@ class ByChance(NamedTuple):
 
 
 def by_chance(tasks: Mapping[str, Mapping[str, Sequence[Cell]]], method: str) -> ByChance:
-    """As many runs on each task as there are of a method, of the tasks that have a yardstick."""
+    """Return the counts for as many runs on each task as a method has. Tasks without a yardstick are left out."""
     found = yardsticks(tasks)
     runs = {task: len(tasks[task][method]) for task in found}
     again = {task: one.again_not_worse for task, one in found.items() if not math.isnan(one.again_not_worse)}

@@ -35,7 +35,7 @@ def collect(model, config, seed):
         policy = Categorical(logits=model["actor"](state))
         action = policy.sample()
         value = model["critic"](state).squeeze(1)
-        counts = torch.from_numpy(~ended)  # after its end, an episode begins anew, whatever the action is
+        counts = torch.from_numpy(~ended)  # a step after an episode's end ignores the action, and only resets
         following, reward, terminated, truncated, _ = envs.step(action.numpy())
         ended = terminated | truncated
         facts = (torch.from_numpy(of).float() for of in (reward, terminated, ended))
@@ -52,7 +52,7 @@ def collect(model, config, seed):
 
 
 def loss_of(model, batch, config):
-    """Return PPO's clipped loss, with that of the critic and the entropy."""
+    """Return PPO's clipped loss, with the loss of the critic and the entropy."""
     states, actions, log_probs, advantages, returns = batch
     policy, values = Categorical(logits=model["actor"](states)), model["critic"](states).squeeze(1)
     ratio = (policy.log_prob(actions) - log_probs).exp()

@@ -11,7 +11,7 @@ CLASSES, TOKENS = 4, 32
 
 
 class BalancedTrainer(Trainer):
-    """Weighs classes, and adds the square of the logits' normalizer."""
+    """Weighs classes, and adds the squared log-normalizer of the logits to the loss."""
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Return the mean loss of a batch."""
@@ -23,7 +23,7 @@ class BalancedTrainer(Trainer):
 
 
 def sequences(count, seed):
-    """Return sequences of tokens; a sequence's class is the share of its tokens that are even. Some are rare."""
+    """Return sequences of tokens. Their class depends on the share of even tokens. Some classes are rare."""
     tokens = torch.randint(TOKENS, (count, 16), generator=torch.Generator().manual_seed(seed))
     labels = ((tokens % 2 == 0).sum(1) - 6).div(2, rounding_mode="floor").clamp(0, CLASSES - 1)
     return [{"input_ids": row, "labels": label} for row, label in zip(tokens, labels)]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Inside a Slurm job: Ray's head on the first node, a worker on each other one, then the run. Ray ends with the job.
+# Inside a Slurm job, start Ray's head on the first node and a worker on each other one, then run. Ray ends with it.
 set -euo pipefail
-# sbatch runs a copy of this file from its spool; submit.sh says where the original is.
+# sbatch runs a copy of this file from its spool. submit.sh says where the original is.
 here=${HYDRO_RASDA_SLURM:-$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)}
 source "$here/settings.sh"
 activate
@@ -10,11 +10,12 @@ if ((${#RAY_TMPDIR} > 36)); then
     echo "RAY_TMPDIR is $RAY_TMPDIR, but must have at most 36 characters: Ray's sockets lie under it" >&2
     exit 1
 fi
-# Ray lets only those in that know this; srun hands it to each node in its environment.
+# Ray admits only processes that know this token. srun passes it to each node in its environment.
 RAY_AUTH_TOKEN=$(python -c "import secrets; print(secrets.token_hex(32))")
 export RAY_AUTH_TOKEN RAY_AUTH_MODE=token
 
-# Two free ports of this node, which is the head's: other jobs may share it, so the search starts at the job's number.
+# Find two free ports of this node, where Ray's head runs. Other jobs may share the node, so the search starts at a port
+# that depends on the job's number.
 read -r port client_port < <(python - "${SLURM_JOB_ID:-0}" "$RAY_PORT" <<'PORTS'
 import socket, sys
 start, wanted = 20000 + 2 * int(sys.argv[1]) % 12000, [int(port) for port in sys.argv[2:] if port]
@@ -35,7 +36,7 @@ head=${nodes[0]}
 head_ip=$(srun --nodes 1 --ntasks 1 --nodelist "$head" hostname --ip-address | awk '{print $1}')
 export RAY_ADDRESS=$head_ip:$port
 resources=(--num-cpus "$CPUS_PER_NODE" --num-gpus "$GPUS_PER_NODE" --disable-usage-stats)
-# A step has what its job has on the node only where it asks for it.
+# A step gets the cores, memory and GPUs of its job on the node only if it asks for them.
 step=(--nodes 1 --ntasks 1 --overlap --cpus-per-task "$CPUS_PER_NODE" --mem 0)
 ((GPUS_PER_NODE == 0)) || step+=(--gpus-per-node "$GPUS_PER_NODE")
 
@@ -48,7 +49,7 @@ finish() {
 }
 trap finish EXIT
 
-# Starts Ray on a node, in the background.
+# Start Ray on a node, in the background.
 start_on() {
     local node=$1 log=$logs/$1
     srun --nodelist "$node" "${step[@]}" ray start "${@:2}" "${resources[@]}" --block >"$log" 2>&1 &
@@ -56,14 +57,14 @@ start_on() {
     watched+=("$!" "$node" "$log")
 }
 
-# Returns once so many nodes are up; fails where Ray ends on one of them, or START_LIMIT_S is over.
+# Return once this number of nodes is up. Fail if Ray ends on one of them, or if START_LIMIT_S is over.
 wait_for() {
     python - "$1" "$START_LIMIT_S" "${watched[@]}" <<'WAIT'
 import subprocess, sys, time
 from pathlib import Path
 wanted, limit = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])
 watched = list(zip(*[iter(sys.argv[3:])] * 3))
-# In a process of its own: Ray may try for minutes to reach a head that is not there.
+# This runs in a separate process, because Ray may try for minutes to reach a head that is not there.
 ask = """
 import ray
 ray.init(address="auto", log_to_driver=False, logging_level="ERROR")

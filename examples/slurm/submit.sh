@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Submits cluster.sh with the settings of settings.sh: bash examples/slurm/submit.sh
+# Submit cluster.sh with the settings of settings.sh: bash examples/slurm/submit.sh
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/settings.sh"

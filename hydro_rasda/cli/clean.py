@@ -1,4 +1,4 @@
-"""`clean`: list the files that would be removed, ask, and remove them."""
+"""`clean`: list the files of a run that nothing needs, ask, and remove them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hydro_rasda.run.files import TEMPORARY, matching, remove
 
 
 def unneeded(path: str | Path, best_only: bool = False) -> list[Path]:
-    """List the files of a run that neither its result nor resuming it needs; the folder is only read.
+    """List the files that are needed neither for a run's result nor for resuming the run. Remove nothing.
 
     These are files that a killed process left half written, and checkpoints that later checkpoints replaced. If the run
-    is finished, they include the sweep's checkpoints. With `best_only`, they also include the other finalists' models:
-    without these, the run cannot be extended.
+    is finished, they include the sweep's checkpoints. With `best_only`, they also include the models of all finalists
+    but the best; without these models, the run cannot be extended.
     """
     record = read_record(path)
     require(record.finished or not best_only, "path", str(path), "a finished run, where only its best model is kept")
@@ -35,7 +35,7 @@ def unneeded(path: str | Path, best_only: bool = False) -> list[Path]:
 
 
 def remove_unneeded(path: str | Path, best_only: bool = False) -> list[Path]:
-    """Lock the run, remove the files that `unneeded` lists, and return them; RuntimeError if a process works on it."""
+    """Lock the run, remove the files of `unneeded`, and return them. Raise RuntimeError if a process works on it."""
     unneeded(path, best_only)  # refuses a folder without a run before `hold` makes a lock file in it
     folder = Path(path).expanduser().absolute()
     lock = hold(folder)

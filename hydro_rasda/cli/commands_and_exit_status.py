@@ -12,7 +12,7 @@ import typer
 
 NAME = "hydro-rasda"
 NOTHING, REFUSED = 1, 2
-"""Exit statuses besides 0: NOTHING if there is no answer or the user said no, REFUSED for bad input. Ctrl-C is 130."""
+"""Exit statuses besides 0. NOTHING: there is no answer, or the user said no. REFUSED: bad input. Ctrl-C gives 130."""
 
 app = typer.Typer(
     name=NAME,
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _without_reader() -> int:
-    """End silently: the reader of the output, such as `head`, has gone. Python's flush at exit is silent, too."""
+    """End silently, because the reader of the output, such as `head`, has left. Python's exit is silent, too."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return NOTHING
 

@@ -1,6 +1,6 @@
 """All runs of a folder, live in a browser: a list, a page for each run (`hydro_rasda.plots.page`), and change events.
 
-The dashboard only reads: it may start before, during or after a run, and the run does not know of it. A page is made
+The dashboard only reads, so it may start before, during or after a run, and the run does not notice it. A page is made
 when a reader asks for it, and made again after its journal has changed.
 """
 
@@ -43,10 +43,10 @@ LOOK_SECONDS = 1.0
 """Seconds between two looks at the journals."""
 
 _SHARE = 5
-"""A page is kept for this many times the seconds that it took to make, so that pages keep no core busy."""
+"""A page that took one second to make is kept for this many seconds, so that making pages keeps no core busy."""
 
 PAGES = 32
-"""The most pages that are kept; the oldest is dropped."""
+"""The most pages that are kept. If there are more, the oldest is dropped."""
 
 
 @dataclass
@@ -68,19 +68,19 @@ class _Made:
 
 
 class Runs:
-    """The runs of a folder; a run is read again, and its page is made again, after its journal has changed."""
+    """The runs of a folder. After a run's journal has changed, the run is read again, and its page is made again."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).expanduser().absolute()
         self._read: dict[str, tuple[Stamp, RunRecord | Unreadable]] = {}
-        self._followers: dict[str, Follower] = {}  # of runs that go on
+        self._followers: dict[str, Follower] = {}  # of runs that have not ended
         self._made: dict[tuple[str, ...], _Made] = {}
         self._locks: defaultdict[str, Lock] = defaultdict(Lock)
         self._stamps: dict[str, Stamp] = {}
         self._looked = -math.inf
 
     def stamps(self) -> dict[str, Stamp]:
-        """Return the stamps of the journals of all runs, by name; they are updated at most once in `LOOK_SECONDS`."""
+        """Map the name of each run to the stamp of its journal; look at the journals at most once in `LOOK_SECONDS`."""
         if time.monotonic() - self._looked >= LOOK_SECONDS:
             found = {}
             for path in runs_in(self.folder):
@@ -93,7 +93,7 @@ class Runs:
         return self.folder if self.folder.name == name and (self.folder / SPEC).is_file() else self.folder / name
 
     def listed(self) -> list[tuple[str, RunRecord | Unreadable, float]]:
-        """Return all runs as `list_page` takes them, the last written first."""
+        """Return all runs in the form that `list_page` needs, the last written first."""
         stamps = self.stamps()
         latest = sorted(stamps, key=lambda name: -stamps[name][1])
         return [(name, self._record(name, stamps[name]), stamps[name][1] / 1e9) for name in latest]
@@ -110,7 +110,7 @@ class Runs:
             return self._read[name][1]
 
     def shown(self, *names: str) -> tuple[Stamp, ...]:
-        """Return the stamps of the page that `page` would return, which may be those of a page that was just made."""
+        """Return the stamps of the page that `page` would return. They may be old: pages are kept for a while."""
         made = self._made.get(names)
         if made is not None and time.monotonic() < made.until:
             return made.stamps
@@ -160,14 +160,14 @@ LOCAL = ("127.0.0.1", "localhost")
 EVERYWHERE = ("0.0.0.0", "::", "")
 
 STREAM_SECONDS = 600.0
-"""Seconds after which an event stream ends. Browsers then open the next one; readers that have left do not."""
+"""Seconds after which an event stream ends. Browsers then open the next one, unless their reader has left."""
 
 PATIENCE_SECONDS = 20.0
 """A client is disconnected if it reads nothing of an answer, or sends no request, for this many seconds."""
 
 
 def serve(folder: str | Path, host: str = "127.0.0.1", port: int = 8470, as_json: bool = False) -> None:
-    """Show the runs of a folder until Ctrl-C. Prints the address, whose token readers need.
+    """Show the runs of a folder until Ctrl-C, and print the address. It holds a token, without which no one can read.
 
     Args:
         folder: A `storage_path` of `tune`, or the folder of a run; it need not exist yet.
@@ -204,11 +204,11 @@ def make_config(folder: str | Path, token: str, host: str = "127.0.0.1", port: i
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Impatient(H11Protocol):
-        """Disconnects clients that neither send requests nor read answers: each such connection costs memory."""
+        """Disconnects clients that neither send requests nor read answers, because such connections cost memory."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            # A small buffer of the kernel: whether a client reads is seen only in this process's own buffer.
+            # Make the kernel's buffer small, because only this process's own buffer shows whether a client reads.
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**17)
             self._look(0, False)
 
@@ -225,7 +225,7 @@ def make_config(folder: str | Path, token: str, host: str = "127.0.0.1", port: i
             else:
                 self.loop.call_later(PATIENCE_SECONDS, self._look, left, not answers)
 
-    # Readers hold event streams open. They end with the server, which is not worth a message.
+    # Readers keep event streams open, which end with the server. This needs no message.
     quiet: dict[str, Any] = {"log_level": "critical", "timeout_graceful_shutdown": 1}
     return uvicorn.Config(make_app(folder, token, host, port), host=host, port=port, http=Impatient, **quiet)
 
@@ -234,9 +234,10 @@ def make_app(folder: str | Path, token: str, host: str = "127.0.0.1", port: int 
     """Make the server as an ASGI application.
 
     Args:
-        token: The secret that the first request must bring, as `?token=`; a cookie keeps it.
-        host: Address at which it will listen. A local one refuses requests for other host names (DNS rebinding).
-        port: Port at which it will listen; it is part of the cookie's name, because all ports share cookies.
+        token: The secret that the first request must carry, as `?token=`. A cookie then keeps it.
+        host: Address at which the server will listen. If it is local, the server refuses requests for other host names,
+            against DNS rebinding.
+        port: Port at which the server will listen. It is part of the cookie's name, because all ports share cookies.
     """
     require(bool(token), "token", token, "a secret that cannot be guessed")
     with needed_by("the dashboard", "dashboard"):
@@ -300,7 +301,7 @@ def _named(request: Request, runs: Runs) -> tuple[str, ...]:
 async def _guarded(
     token: str, cookie: str, request: Request, call_next: Callable[[Request], Awaitable[Response]]
 ) -> Response:
-    """Answer only requests with the token: in the address, or in the cookie that is set afterwards."""
+    """Answer only requests that have the token in their address, or in the cookie that is set afterwards."""
     from starlette.responses import RedirectResponse, Response
 
     given = request.query_params.get("token", "")
@@ -318,9 +319,9 @@ async def _guarded(
 
 
 async def _changes(request: Any, runs: Runs, names: Sequence[str]) -> AsyncIterator[str]:
-    """Yield a line at first, because the reader's page may be old, and whenever one of the runs changes.
+    """Yield a line at the start, because the reader's page may be old, and then whenever one of the runs changes.
 
-    Without `names`, any change of any run counts.
+    If `names` is empty, a change of any run counts.
     """
     seen: Any = ()
     until = time.monotonic() + STREAM_SECONDS

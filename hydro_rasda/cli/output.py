@@ -20,12 +20,12 @@ from hydro_rasda.records.report import render
 
 
 def print_json(value: Any) -> None:
-    """Print strict JSON: NaN is null."""
+    """Print strict JSON, in which NaN is null."""
     print(json.dumps(jsonable(value), indent=2))
 
 
 def say(text: object, end: str = "\n", error: bool = False) -> None:
-    """Print a text for people, with the changes of `printable`."""
+    """Print a text for people. `printable` makes its control characters visible."""
     print(printable(text), end=end, file=sys.stderr if error else sys.stdout)
 
 
@@ -36,7 +36,7 @@ def trial_values(trial: TrialRecord) -> dict[str, Any]:
 
 
 def print_record(console: Console, record: RunRecord) -> None:
-    """Print a run's best trials and its cost; without a terminal, leave out rules and padding."""
+    """Print a run's best trials and its cost. Without a terminal, leave out horizontal lines and padding."""
     if console.is_terminal or console.is_jupyter:
         console.print(render(record))
         return
@@ -48,7 +48,7 @@ def print_record(console: Console, record: RunRecord) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a table: one line for each row, however wide, with numbers to the right. Programs can read it, too."""
+    """Print a table with one line for each row, however wide. Numbers are right-aligned. Programs can read it, too."""
     headings, cells = [*map(one_line, headings)], [[*map(_cell, row)] for row in rows]
     columns = [*zip(*rows, strict=True)] or [() for _ in headings]
     right = [bool(column) and all(map(_numeric, column)) for column in columns]
@@ -59,7 +59,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 
 def _aligned(cell: str, width: int, right: bool) -> str:
-    """Pad a cell to a width on the screen, on which a character may take two places."""
+    """Pad a cell to a width on the screen, where one character may be two columns wide."""
     gap = " " * (width - cell_len(cell))
     return gap + cell if right else cell + gap
 

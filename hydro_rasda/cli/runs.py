@@ -23,7 +23,7 @@ from hydro_rasda.run.run_json import read_asked
 _BAD = "not readable"
 
 SAID = 8
-"""The most messages of a run that are shown: the last ones."""
+"""The most messages of a run that are shown. If there are more, the last ones are shown."""
 
 FAILED = 8
 """The most kinds of errors that are shown, each with the number of its trials."""
@@ -122,7 +122,7 @@ def show_run(path: str, json: bool) -> None:
     if len(lines) > FAILED:
         others = f"hydro-rasda trials {shlex.quote(path)} -w status=failed --json"
         console.print(f"{len(lines) - FAILED} other errors: {others}", markup=False, soft_wrap=True)
-    shown = sampling_line(record)  # the lines below the table already have it
+    shown = sampling_line(record)  # the lines below the table already say this
     for message in [message for message in record.messages if message.text not in shown][-SAID:]:
         console.print(f"{duration(message.seconds)}: {message.text}", markup=False, highlight=False)
     if not record.finished:
@@ -145,7 +145,7 @@ def write_report(path: str, out: str | None, as_json: bool) -> None:
 
 
 def compare_runs(paths: Sequence[str], as_json: bool, out: str | None = None) -> None:
-    """Print runs beside each other, and write them as a page."""
+    """Print runs side by side. If `out` is given, also write them there as a page."""
     require(len(paths) > 1, "PATH", " ".join(paths), "the folders of two runs or more")
     records = [read_record(path) for path in paths]
     asked = [read_asked(Path(path).expanduser()) for path in paths]

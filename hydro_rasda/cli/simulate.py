@@ -25,8 +25,8 @@ def print_forecasts(
 ) -> bool:
     """Print the forecast of each rule, and a recommendation if there is a limit.
 
-    `options` has those fields of `Scenario` that have a command-line option, and "gpu_hours"; None stands for the
-    default. Returns False if there is a limit that nothing keeps, else True.
+    `options` has "gpu_hours", and the fields of `Scenario` for which there is a command-line option. None stands for
+    the default. Return False if there is a limit that nothing keeps, else True.
     """
     deadline, budget = _hours(within), options["gpu_hours"]
     scenario = Scenario(**{field.name: options[field.name] for field in fields(Scenario) if field.name in options})
@@ -70,7 +70,7 @@ def _hours(text: str | None) -> float | None:
 
 
 def _row(each: Forecast) -> dict[str, Any]:
-    """Return a forecast as plain values; the parts of its GPU time have names."""
+    """Return a forecast as plain values, with names for the parts of its GPU time."""
     return asdict(each) | {"spending": each.spending._asdict()}
 
 

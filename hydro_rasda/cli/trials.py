@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def print_best(path: str, style: str, trial: int | None, export: str | None, recipe: bool = False) -> bool:
-    """Print the configuration of a trial (by default the best), or its recipe; return whether there is one."""
+    """Print the configuration of a trial (by default the best), or its recipe; return False if no trial has a score."""
     record = read_record(path)
     if trial is None and best_score(record)[1] is None:
         return False
@@ -66,7 +66,7 @@ def comment(record: RunRecord, trial: TrialRecord) -> str:
 
 
 def written(config: dict[str, Any], style: str, comment: str) -> str:
-    """Write a configuration as text, in the style "json", "yaml" or "python". All but JSON have a comment above."""
+    """Write a configuration as text, in the style "json", "yaml" or "python". YAML and Python begin with a comment."""
     if style == "json":
         return json.dumps(config, indent=2) + "\n"
     if style == "python":

@@ -1,6 +1,6 @@
 """`watch`: follow a running run through its journal alone, from another terminal or machine.
 
-It may start before the run, during it or after it. The run does not know of it.
+`watch` may start before the run, during it or after it. The run does not notice it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from hydro_rasda.run.claim import shows_locks
 from hydro_rasda.run.run_json import SPEC
 
 LOOK_SECONDS = 1.0
-"""Seconds between two looks at a journal; more if reading it takes long, so that `watch` keeps no core busy."""
+"""Seconds between two looks at a journal. If reading it takes long, the pause is longer, to keep no core busy."""
 
 _SHARE = 10
 
@@ -58,10 +58,10 @@ class Clock:
 
 
 def watch_run(path: str, as_json: bool, clock: Clock | None = None, wait: bool = False) -> bool:
-    """Show a run until nothing trains any more: on a terminal as a live table, otherwise in lines.
+    """Show a run until nothing trains any more, as a live table on a terminal, and in lines otherwise.
 
-    With `wait`, go on if the run was interrupted, or if another machine works on it. Return True if the run came to its
-    end, False if it was interrupted.
+    If `wait` is True, keep waiting for a run that was interrupted, or on which another machine works. If it is False,
+    return then. Return True if the run came to its end, False if it was interrupted.
     """
     folder, clock = Path(path).expanduser().absolute(), clock or Clock()
     several = not (folder / SPEC).exists() and any(runs_in(folder))
@@ -96,7 +96,7 @@ def _values(record: RunRecord) -> dict[str, Any]:
 def _looks(folder: Path, clock: Clock, wait: bool, last: list[RunRecord]) -> Iterator[RunRecord | None]:
     """Yield the record of the run at each look until the run is over; None before it begins.
 
-    `last` is a list that gets the latest record.
+    The list `last` always holds the latest record, if there is one.
     """
     record: RunRecord | None = None
     seen, follower = None, Follower(folder)
@@ -116,7 +116,7 @@ def _looks(folder: Path, clock: Clock, wait: bool, last: list[RunRecord]) -> Ite
 def _is_abandoned(record: RunRecord, clock: Clock) -> bool:
     """Tell whether no process on this machine works on a run that has been idle for `IDLE_SECONDS`.
 
-    Always False if the system does not show locks.
+    Return False if the system cannot tell which process holds the lock of a run.
     """
     idle = clock.today() - written(record)
     return shows_locks() and state_of(record) == "interrupted" and idle >= IDLE_SECONDS

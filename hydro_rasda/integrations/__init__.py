@@ -1,1 +1,1 @@
-"""Tuning for users of other libraries: each module needs the library of its name, and has an extra of that name."""
+"""Tuning for users of other libraries. Each module has the name of its library; the extra of that name installs it."""

@@ -1,7 +1,8 @@
-"""LoRA adapters of `peft`, tuned over one frozen base: rank, alpha, dropout, and other keys of `tune`.
+"""Tune LoRA adapters of `peft` over one frozen base: rank, alpha, dropout, and other keys of `tune`.
 
-All trials that train at the same time share one base in memory. Adapters of different ranks train as one model: each is
-padded with zeros to the largest rank, which changes no result with most optimizers (see `fusion.pad_lora`).
+All trials that train at the same time share one base in memory. Adapters of different ranks train as one model. To make
+this possible, each is padded with zeros to the largest rank. With most optimizers, the padding changes no result (see
+`fusion.pad_lora`).
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from hydro_rasda.tuner import tune
 class Adapters:
     """The `model_fn(config)` that `adapters` returns; it is also a `model_init` for `tune_trainer`.
 
-    All models share the parameters of the frozen `base`. Keys of the configuration replace the fields of `lora` of the
-    same names. Adapters of lower rank are padded to `rank`.
+    All models share the parameters of the frozen `base`. Keys of the configuration replace the fields of `lora` that
+    have the same names. Adapters of lower rank are padded to `rank`.
     """
 
     base: nn.Module
@@ -55,7 +56,7 @@ class Adapters:
 
 
 _CHANGE_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")
-"""Beginnings of values of `init_lora_weights` with which peft subtracts the initial adapter from the base's weights."""
+"""Prefixes of `init_lora_weights` for which peft subtracts the initial adapter from the weights of the base."""
 
 
 def _check_keeps_base(lora: LoraConfig) -> None:
@@ -69,8 +70,8 @@ def adapters(base: nn.Module, lora: LoraConfig, max_rank: int | None = None) -> 
 
     Args:
         base: The model to adapt. From now on, it is frozen, and all built models share it.
-        lora: The adapters; keys of a configuration (`r`, `lora_alpha`, `lora_dropout`, ...) replace its fields.
-        max_rank: The largest rank of any trial; None: `lora.r`.
+        lora: Settings of the adapters; keys of a configuration (`r`, `lora_alpha`, `lora_dropout`, ...) replace them.
+        max_rank: The largest rank of any trial; None for `lora.r`.
 
     Raises:
         ValueError: if an argument is invalid, or if `init_lora_weights` would change the base, as PiSSA does.
@@ -105,11 +106,11 @@ def tune_adapters(
     """Find good adapters of one base, and good settings to train them with.
 
     Args:
-        base: The model to adapt; it is frozen, and memory holds it once.
+        base: The model to adapt. It is frozen, and all trials share one copy in memory.
         lora: The adapters' configuration.
-        space: As for `tune`; keys with the names of fields of `lora`, such as `r`, `lora_alpha` and `lora_dropout`,
-            replace these fields.
-        sweep: As for `tune`; its `surrogate` is 1, because a narrow base would not be pretrained.
+        space: As for `tune`. A key with the name of a field of `lora`, such as `r`, `lora_alpha` or `lora_dropout`,
+            replaces this field.
+        sweep: As for `tune`. Its `surrogate` is 1, because a narrow base would not be pretrained.
         arguments: Other arguments of `tune`: `train_data`, `val_data`, `objective`, `num_samples`, ...
 
     Raises:

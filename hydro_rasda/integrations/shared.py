@@ -39,12 +39,12 @@ def check_options(called: str, options: Mapping[str, object]) -> None:
 
 
 def unaveraged(race: RaceConfig) -> RaceConfig:
-    """Set `ema` to 0 unless the user changed its default: the loops of other libraries average no weights."""
+    """Set `ema` to 0 unless the user changed its default, because the loops of other libraries average no weights."""
     return replace(race, ema=0.0) if race.ema == RaceConfig.ema else race
 
 
 def narrow_or_full(sweep: SweepConfig, model: nn.Module, example: Callable[[], Any]) -> SweepConfig:
-    """Return the sweep settings; if `shrink` cannot make the model narrow, warn and return them for the full width.
+    """Return the sweep settings. If `shrink` cannot make the model narrow, warn, and return settings at full width.
 
     `example()` returns the example input of `shrink`.
     """
@@ -60,7 +60,7 @@ def narrow_or_full(sweep: SweepConfig, model: nn.Module, example: Callable[[], A
 
 
 def at_full_width(sweep: SweepConfig, instead_of: str, why: str, what: str = "model") -> SweepConfig:
-    """Return the sweep at full width, and warn that it is not `instead_of`, such as "narrower"."""
+    """Return the sweep settings at full width, and warn that the sweep is not `instead_of`, such as "narrower"."""
     warn(f"the {what} is swept at its full width (`sweep=SweepConfig(surrogate=1)`), not {instead_of}: {why}")
     return replace(sweep, surrogate=1)
 
@@ -79,7 +79,7 @@ def first_model(argument: str, make: Callable[[], object], config: Mapping[str, 
 def with_fresh_callbacks(make: Callable[..., M], but: tuple[type, ...] = ()) -> Callable[..., M]:
     """Return a function that makes a trainer, with copies of the callbacks that a `functools.partial` holds.
 
-    A callback has a state, such as its patience, which a trial must not take over from another trial. Callbacks of the
+    A callback has a state, such as its patience, which a trial must not inherit from another trial. Callbacks of the
     classes `but` are left out.
     """
     given = make.keywords.get("callbacks") if isinstance(make, partial) else None
@@ -92,7 +92,7 @@ def with_fresh_callbacks(make: Callable[..., M], but: tuple[type, ...] = ()) -> 
 def _copied(callback: Any) -> Any:
     try:
         return copy.deepcopy(callback)
-    except Exception:  # it holds something that has no copy, such as a connection, and is shared
+    except Exception:  # it holds something that cannot be copied, such as a connection, so trials share it
         return callback
 
 
@@ -101,9 +101,9 @@ Collator = Callable[[list[Any]], Any]
 
 @dataclass(frozen=True)
 class TrainLoader:
-    """`make_loader(batch_size)` for training. A batch is one update: it holds `parts` batches of the other library.
+    """`make_loader(batch_size)` for training. A batch gives one update, so it holds `parts` batches of the library.
 
-    With `drop_last`, a smaller last part is left out; with `shuffle`, each epoch has a random order of its own.
+    If `drop_last` is True, a smaller last part is left out. If `shuffle` is True, each epoch has its own random order.
     """
 
     dataset: Any
@@ -123,7 +123,7 @@ class TrainLoader:
 
 @dataclass(frozen=True)
 class EvalLoader:
-    """`make_loader(batch_size)` for validation, which ignores its argument: batches always have `size` examples."""
+    """`make_loader(batch_size)` for validation. It ignores its argument; batches always have `size` examples."""
 
     dataset: Any
     collate: Collator

@@ -1,4 +1,4 @@
-"""Figures of a run: each takes what `tune` or `hydro_rasda.load` gives, and returns a Plotly figure.
+"""Figures of a run. Each function takes the result of `tune` or `hydro_rasda.load`, and returns a Plotly figure.
 
 They work for finished, running, interrupted and empty runs; a figure without data says why it is empty.
 They need the extra `hydro-rasda[report]`.

@@ -1,4 +1,7 @@
-"""Figures of scores over time, of one run and of several side by side: the best score so far, and learning curves."""
+"""Figures of scores over time, of one run and of several side by side: the best score so far, and learning curves.
+
+A heat is a part of a run: the sweep, the middle heat or the race.
+"""
 
 from __future__ import annotations
 
@@ -68,9 +71,9 @@ def best_over_time(result: RunRecord) -> Figure:
 
 
 def best_lines(record: RunRecord) -> Iterator[tuple[HeatName, dict[str, list[Any]]]]:
-    """Yield each heat that has a score, its name, and the steps of its best score so far.
+    """Yield, for each heat that has a score, its name and the steps of its best score so far.
 
-    The last step comes twice: when it was reached, and at the end of the heat.
+    The last step comes twice, at the time when it was reached and at the end of the heat.
     """
     units = journal_of(record)
     found, last = bests(units, record), max((unit.at for unit in units.values()), default=0.0)
@@ -91,12 +94,12 @@ class _Curve:
 
 
 def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
-    """Draw the metric after each epoch: of surrogates above, of full-size models below.
+    """Draw the metric after each epoch, for surrogates above and for full-size models below.
 
-    A heat of up to 60 curves shows each, and surrogates by the rung where they fell. A heat with more curves shows the
-    median and the bands of 25-75 % and 10-90 % of all trials that trained so far. The finalists' curves are on top; if
-    there are more than 60 finalists, the best 8. Dotted lines are rungs, where trials were compared. They say how many
-    trials went on.
+    If a heat has up to 60 curves, all are drawn, and surrogates have the color of the rung that stopped them. If it has
+    more, the figure shows the median and the bands of 25-75 % and 10-90 % of the trials that trained each epoch. The
+    finalists' curves are drawn above these; of more than 60 finalists, only the best 8. Dotted lines are rungs, at
+    which trials were compared. Their labels say how many trials went on.
 
     Args:
         metric: The metric to draw, such as "train_loss"; None for the metric of the run.
@@ -150,7 +153,7 @@ def _curves(trials: Iterable[TrialRecord], heat: HeatName, metric: str) -> list[
 
 
 def _bands(curves: Sequence[_Curve], legend: bool) -> list[dict[str, Any]]:
-    """Make the traces of the bands and the median, at each epoch over all trials with a finite value."""
+    """Make the traces of the bands and the median; at each epoch, all trials with a finite value count."""
     after: dict[int, list[float]] = {}
     for curve in curves:
         for epoch, value in zip(curve.epochs, curve.values):
@@ -188,7 +191,7 @@ _BAND = "92, 140, 196"
 
 
 def _fallen(curves: Sequence[_Curve], heat: HeatName) -> list[dict[str, Any]]:
-    """Make one trace for all trials that were stopped at the same epoch; later epochs have stronger colors."""
+    """Make one trace for all trials that were stopped at the same epoch. Later epochs have stronger colors."""
     bad = [curve for curve in curves if curve.trial.status in ("diverged", "failed")]
     fates: dict[int, list[_Curve]] = {}
     for curve in curves:

@@ -25,7 +25,7 @@ HEIGHT = 380
 """The height of a figure in pixels."""
 
 LOG = {"type": "log", "exponentformat": "e", "minorloglabels": "complete"}
-"""A logarithmic axis whose labels are numbers: Plotly writes 2 for 0.2 there, and 100 µ for a learning rate of 1e-4."""
+"""A logarithmic axis with complete numbers as labels, such as 0.2 and 1e-4. By default, Plotly writes 2 and 100 µ."""
 
 POINTS = 2_000
 """The most points of one kind in a figure; more are thinned evenly, so that pages stay small and browsers fast."""
@@ -55,12 +55,12 @@ def nothing(why: str) -> Figure:
 
 
 def is_empty(figure: Figure) -> bool:
-    """Return whether a figure has no data, as one of `nothing`."""
+    """Return whether a figure has no data, such as a figure from `nothing`."""
     return not figure.data
 
 
 def escaped(value: Any) -> str:
-    """Return a user's value as escaped text: Plotly would read `<b>` as bold."""
+    """Return a user's value as escaped text, because Plotly would read `<b>` as bold."""
     return html.escape(show(value, 4) if not isinstance(value, str) else value, quote=False)
 
 
@@ -103,7 +103,7 @@ def broken_line(pieces: Iterable[tuple[Sequence[float], Sequence[float], str]]) 
 
 
 def score_axis(values: Iterable[float], mode: Mode, title: str, shown: float = 0.95) -> dict[str, Any]:
-    """Make an axis of scores on which good scores can be told apart.
+    """Make an axis of scores on which a reader can distinguish good scores.
 
     The axis is logarithmic if the scores span more than a factor of `WIDE`. It ends a little beyond the best share
     `shown` of the scores, so that far outliers lie outside.
@@ -123,7 +123,7 @@ def score_axis(values: Iterable[float], mode: Mode, title: str, shown: float = 0
         inner = finite[last - round(shown * last)]
         low = max(low, inner - 0.25 * (high - inner)) if inner < high else low
     if axis.get("type") == "log":
-        axis["dtick"] = "D2" if high - low < 3 else 1  # at 1, 2 and 5 of each decade, or at each
+        axis["dtick"] = "D2" if high - low < 3 else 1  # labels at 1, 2 and 5 of each decade, or at 1 only
     pad = 0.05 * (high - low)
     return axis | {"range": [low - pad, high + pad]}
 
@@ -133,5 +133,5 @@ WIDE = 20
 
 
 def figures_of(value: float) -> float:
-    """Round a value to five digits: a page holds many numbers."""
+    """Round a value to five digits, because a page holds many numbers and must stay small."""
     return float(f"{value:.5g}")

@@ -68,7 +68,7 @@ def narrow_vs_full(result: RunRecord) -> Figure:
 
 
 def front(result: RunRecord) -> Figure:
-    """Draw the full-size models by the first two metrics of `tune`; a line joins those on the Pareto front."""
+    """Draw the full-size models by the first two metrics given to `tune`. A line joins models on the Pareto front."""
     names = [name for name, _ in result.comparison.objectives]
     if len(names) < 2:
         return nothing("one metric alone was asked for")
@@ -106,10 +106,10 @@ def front(result: RunRecord) -> Figure:
 
 
 def population(result: RunRecord, name: str = "lr") -> Figure:
-    """Draw a hyperparameter of all trials over the sweep's epochs, PBT's copies, and the best trial's lineage.
+    """Draw one hyperparameter of all trials over the sweep's epochs, with PBT's copies and the best trial's lineage.
 
     Args:
-        name: The hyperparameter; copies must change it.
+        name: A hyperparameter that copies change.
     """
     copies = [copy for together in decided_copies(journal_of(result)) for copy in together]
     copies = [copy for copy in copies if name in copy.before and name in copy.after]

@@ -1,8 +1,8 @@
 """Figures of hyperparameters: where good trials lie in the search space, and how much each hyperparameter mattered.
 
-Trials stop at different epochs, so their scores cannot be compared. Their places in the ranking can: successive
-halving ranks trials by the epochs that they reached, then by score, with diverged and failed trials last. Importances
-are those of Optuna's fANOVA for these places.
+Trials stop at different epochs, so their scores cannot be compared. Their places in the ranking can be compared. The
+ranking is that of successive halving: trials that reached more epochs come first, then those with better scores, and
+diverged and failed trials come last. Optuna's fANOVA computes how important each hyperparameter is for these places.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def slices(result: RunRecord, names: Sequence[str] | None = None) -> Figure:
     """Draw the score against each hyperparameter: a dot for each trial, colored by its number of epochs.
 
     Args:
-        names: Hyperparameters; None for all that differ between trials. Nested ones are "a/b".
+        names: Hyperparameters; None for all that differ between trials. A nested hyperparameter is named "a/b".
     """
     go, trials = graph_objects(), thinned(scored(result), _DOTS)
     names = list(varied(result) if names is None else names)
@@ -85,7 +85,7 @@ def slices(result: RunRecord, names: Sequence[str] | None = None) -> Figure:
 
 
 def score_map(result: RunRecord, x: str | None = None, y: str | None = None) -> Figure:
-    """Draw two hyperparameters against each other: a dot for each trial, over a map of average places.
+    """Draw two hyperparameters against each other: a dot for each trial, over a heat map of average places.
 
     Args:
         x: A hyperparameter; None takes the most important one.
@@ -136,7 +136,7 @@ LINES = 200
 
 
 def parallel_coordinates(result: RunRecord, names: Sequence[str] | None = None) -> Figure:
-    """Draw each trial as a line through all of its hyperparameters to its place, colored by its place.
+    """Draw each trial as a line through its hyperparameters to its place in the ranking, colored by its place.
 
     Lines through the same category are spread around its tick, so that their colors show. Drag along an axis to select
     trials. With more than `LINES` trials, half of the lines are the best ones, and half are an even
@@ -176,7 +176,7 @@ def _dimension(name: str, trials: Sequence[TrialRecord], even: Set[str]) -> dict
     low, high = min(there), max(there)
     whole = [*range(math.ceil(low), math.floor(high) + 1)] if log else []
     ticks: dict[float, str] = {power: show(10.0**power if log else power) for power in whole or [low, high]}
-    if None in at:  # a trial of another branch crosses the axis below all values
+    if None in at:  # a trial without this hyperparameter crosses the axis below all values
         low -= 0.1 * (high - low or 1.0)
         ticks[low] = _ABSENT
     return {
@@ -217,7 +217,7 @@ def _evenly_drawn(record: RunRecord) -> Set[str]:
     """Return the names of hyperparameters that the run's space draws evenly, such as by `uniform`."""
     try:
         space = read_asked(record.path)["space"]
-    except ValueError:  # its folder is gone
+    except ValueError:  # the run's folder is gone
         return frozenset()
     domains = (("/".join(path), words) for path, words in domains_in_words(space))
     return {name for name, words in domains if str(words).startswith(("float uniform(", "integer uniform("))}
@@ -227,7 +227,7 @@ def _axis(name: str, trials: Sequence[TrialRecord], even: Set[str]) -> tuple[lis
     """Return the values of a hyperparameter and the axis for them.
 
     An axis of numbers is logarithmic if they span more than a factor of 20 and the space does not draw them evenly
-    (`even`); otherwise it is linear. Other values, and integers of at most `_NAMED` kinds, become category names.
+    (`even`); otherwise it is linear. Other values become category names. So do integers if at most `_NAMED` differ.
 
     A trial without the hyperparameter has the value None on an axis of numbers, and the name `_ABSENT` among names.
     """
@@ -239,7 +239,7 @@ def _axis(name: str, trials: Sequence[TrialRecord], even: Set[str]) -> tuple[lis
     few = len(set(map(repr, there))) <= _NAMED and all(isinstance(value, int) for value in there)
     if there and len(numbers) == len(there) and not few:
         span = max(numbers) / min(numbers) if min(numbers) > 0 else 1.0
-        # On a short axis, labels overlap at 2, 3, ... 9, and over three decades also at 2 and 5.
+        # On a short axis, labels at 2, 3, ... 9 overlap. From two decades on, labels at 2 and 5 overlap, too.
         wide = LOG | {"dtick": "D2" if span < 100 else 1}
         own = [figures_of(config[name]) if name in config else None for config in configs]
         return own, axis | (wide if span > 20 and name not in even else {})
@@ -268,7 +268,7 @@ def _surface(
     axis_y: Mapping[str, Any],
     places: Sequence[int],
 ) -> dict[str, Any]:
-    """Make a heat map of the average place around each grid point (Nadaraya-Watson), None where no trial is near."""
+    """Make a heat map of the average place around each grid point (Nadaraya-Watson); None if no trial is near."""
     grid_x, far_x = _distances(across, axis_x)
     grid_y, far_y = _distances(up, axis_y)
     # Shape [y, x, trial]: the weight of a trial falls with its distance.
@@ -309,20 +309,21 @@ FEWEST = 8
 """The fewest trials for which importances are computed."""
 
 _ALONE = Lock()
-"""A lock for `catch_warnings`, which is not thread-safe: a dashboard has several threads."""
+"""A lock for `catch_warnings`, which is not thread-safe. A dashboard has several threads."""
 
 _TREES, _FOR_IMPORTANCE = 16, 150
-"""The number of fANOVA's trees, and the most trials that it gets. It then takes a quarter of a second. Twice as many of
-both change the shares only as much as another seed does."""
+"""The number of fANOVA's trees, and the most trials that it gets. With these numbers, it takes a quarter of a second.
+Twice these numbers change the shares only as much as another seed does."""
 
 
 def importances(result: RunRecord) -> Figure:
     """Draw how much each hyperparameter mattered for the place of a trial, in shares of 1.
 
-    The method is Optuna's fANOVA (Hutter et al. 2014); if the space has branches, its PED-ANOVA (Watanabe et al. 2023).
+    The method is Optuna's fANOVA (Hutter et al. 2014), or its PED-ANOVA (Watanabe et al. 2023) if the space has
+    branches.
 
     Raises:
-        ImportError: if Plotly, Optuna or scikit-learn is not there.
+        ImportError: if Plotly, Optuna or scikit-learn is not installed.
     """
     found = importance_of(result)
     return importance_bars(found) if found else nothing(too_few(result))
@@ -351,7 +352,7 @@ def importance_bars(found: Mapping[str, float]) -> Figure:
 
 
 def importance_of(result: RunRecord) -> dict[str, float]:
-    """Compute the importances, the largest first; empty if too few trials differ, or if the run's folder is gone."""
+    """Compute the importances, the largest first; empty for too few or equal trials, or if the run's folder is gone."""
     if not (result.path / "run.json").is_file():
         return {}
     study = places(result, _FOR_IMPORTANCE)
@@ -374,7 +375,7 @@ def importance_of(result: RunRecord) -> dict[str, float]:
 
 
 def places(result: RunRecord, most: int | None = None) -> Study:
-    """Make an Optuna study whose values are places, 1 for the best trial; trials that have not begun are left out."""
+    """Make an Optuna study of all trials that have begun, or of an even sample of `most`; the best has the value 1."""
     import optuna
 
     with quiet():

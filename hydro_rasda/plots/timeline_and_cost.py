@@ -24,14 +24,14 @@ from hydro_rasda.records.report import both_units
 from hydro_rasda.records.timeline import Training, busy_share, journal_of, trainings
 
 BARS = 3_000
-"""The most bars of the timeline; of more, the longest are drawn."""
+"""The most bars of the timeline. If there are more, the longest are drawn."""
 
 
 def timeline(result: RunRecord) -> Figure:
-    """Draw a bar over time for each fused group and full-size model, in rows that belong to a device.
+    """Draw a bar over time for each fused group and full-size model. Each row of bars belongs to a device.
 
-    Bars above each other trained at the same time. The number on a bar is the number of trials in its group. A row is
-    labeled with the share of time in which it was busy. If the journal names no devices, a row holds trainings that did
+    Bars above each other trained at the same time. The number on a bar is the number of trials in its group. The label
+    of a row has the share of time in which it was busy. If the journal names no devices, a row holds trainings that did
     not overlap.
     """
     found = trainings(journal_of(result))
@@ -76,7 +76,7 @@ def timeline(result: RunRecord) -> Figure:
 
 
 def _spans(found: Sequence[Training]) -> dict[str, list[Training]]:
-    """Group the trainings into bars of one color: those of one heat that train to the same epoch."""
+    """Group the trainings by color: trainings of one heat to the same epoch have one color."""
     spans: dict[str, list[Training]] = {}
     for each in found:
         spans.setdefault(f"{each.heat} to epoch {each.stop}", []).append(each)
@@ -100,7 +100,7 @@ def _told(bar: Training) -> str:
 
 
 def _rows(found: Sequence[Training]) -> Mapping[tuple[int | None, int], str]:
-    """Map each device and lane to the name of its row, with the share of time in which it was busy."""
+    """Map each device and lane (a row of the device) to the name of the row, with the share of time it was busy."""
     rows: dict[tuple[int | None, int], list[Training]] = {}
     for each in found:
         rows.setdefault((each.device, each.lane), []).append(each)
@@ -120,7 +120,7 @@ def _rows(found: Sequence[Training]) -> Mapping[tuple[int | None, int], str]:
 def cost(result: RunRecord) -> Figure:
     """Draw the wall time of the sweep, of full-size training, and of the rest, in seconds and in full trainings.
 
-    The bar below it is an estimate of the same sweep at full size, one trial after another.
+    A second bar estimates the time without surrogates, if the sweep trained one full-size trial after another.
     """
     spent = result.cost
     if spent.seconds <= 0:

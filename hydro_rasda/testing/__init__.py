@@ -1,6 +1,6 @@
-"""Checks for plug-ins: what an implementation of `Backend` promises.
+"""Checks for plug-ins. They test whether an implementation of `Backend` keeps the promises of its contract.
 
-With pytest, which is not needed otherwise:
+Run them with pytest, for example; the checks themselves do not need it:
 
     @pytest.mark.parametrize("check", backend_checks())
     def test_my_backend(check, tmp_path):

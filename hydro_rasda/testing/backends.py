@@ -61,7 +61,7 @@ def backend_checks() -> Sequence[Check]:
 def check_groups(make_backend: Callable[[], Backend], folder: Path) -> None:
     """An idle device takes a group, is not idle until the group is finished, and reports it once.
 
-    `plan` returns widths for each kind that it is asked about.
+    `plan` returns widths for each kind of models that it is given.
     """
     configs = [{"lr": 0.01 * (n + 1)} for n in range(5)]
     with opened(make_backend(), folder, configs) as (run, devices):
@@ -85,9 +85,9 @@ def check_groups(make_backend: Callable[[], Backend], folder: Path) -> None:
 
 
 def check_results(make_backend: Callable[[], Backend], folder: Path) -> None:
-    """A group trains to the same digits as on `LocalBackend` with one device of the same sort.
+    """A group reaches exactly the same numbers as on `LocalBackend` with one device of the same sort.
 
-    This holds from the beginning, and from a checkpoint of an earlier task of any backend.
+    This holds for a training from the beginning, and from a checkpoint of an earlier task of any backend.
     """
     configs: list[dict[str, Any]] = [{"lr": 0.02, "optimizer": "adamw"}, {"lr": 0.1, "momentum": 0.9}]
     found = train_two_rungs(make_backend(), folder / "tried", configs)
@@ -98,7 +98,7 @@ def check_results(make_backend: Callable[[], Backend], folder: Path) -> None:
 def check_middle_heat(make_backend: Callable[[], Backend], folder: Path) -> None:
     """A task of the middle heat trains groups as a task of the sweep does, but on surrogates of its own width.
 
-    It trains to the same digits as on `LocalBackend` with one device of the same sort.
+    It reaches exactly the same numbers as on `LocalBackend` with one device of the same sort.
     """
     configs = [{"lr": 0.02 * (n + 1)} for n in range(4)]
 
@@ -155,7 +155,7 @@ def check_both_kinds(make_backend: Callable[[], Backend], folder: Path) -> None:
 
 
 def check_failures(make_backend: Callable[[], Backend], folder: Path) -> None:
-    """A trial that raises fails alone, with its traceback: in a group, and at full size."""
+    """If a trial raises an error, it fails alone, with its traceback. This holds in a group and at full size."""
     with opened(make_backend(), folder, [{"lr": 0.1}, {"lr": 0.1, "raises": True}, {"lr": 0.2}]) as (run, devices):
         for tasks in ([group(0, 1, 2)], targets(run, 1)):
             done = train(devices, tasks)
@@ -164,7 +164,7 @@ def check_failures(make_backend: Callable[[], Backend], folder: Path) -> None:
 
 
 def check_deaths(make_backend: Callable[[], Backend], folder: Path) -> None:
-    """A trial that kills each process that trains it fails alone; other trials only lose time.
+    """If a trial kills each process that trains it, it fails alone. Other trials only lose time.
 
     In a backend that trains in the tuner's own process, the trial of this check raises instead.
     """
@@ -176,7 +176,7 @@ def check_deaths(make_backend: Callable[[], Backend], folder: Path) -> None:
 
 
 def check_time(make_backend: Callable[[], Backend], folder: Path) -> None:
-    """Once the time budget is spent, trainings end after their current epoch, and count up to there."""
+    """Once the time budget is spent, trainings end after their current epoch, and the epochs trained so far count."""
     with opened(make_backend(), folder, [{"lr": 0.1}, {"lr": 0.2}], time_budget_s=1e-6) as (run, devices):
         for number, history in histories(train(devices, [group(0, 1)])).items():
             require([epoch for epoch, _ in history] == [1], f"trial {number} of a group ends after its first epoch")
@@ -185,7 +185,7 @@ def check_time(make_backend: Callable[[], Backend], folder: Path) -> None:
 
 
 def check_leaving(make_backend: Callable[[], Backend], folder: Path) -> None:
-    """When the context of the devices ends, even by an exception, all their processes on this machine end, too."""
+    """When the context of the devices ends, even by an exception, all their processes on this machine end."""
     folder.mkdir(exist_ok=True)
     seen = folder / "processes"
     seen.mkdir()

@@ -47,7 +47,7 @@ _FIRST = Span(0, 2)
 
 
 def model_fn(config: Mapping[str, Any], width_ratio: float = 1.0) -> nn.Module:
-    """Build a model of the checks, or misbehave as the configuration says."""
+    """Build a model for the checks, or fail, kill the process or wait, if the configuration says so."""
     if config.get("raises"):
         raise RuntimeError("this trial raises")
     if config.get("kills_other_than") == os.getpid():
@@ -67,7 +67,7 @@ def model_fn(config: Mapping[str, Any], width_ratio: float = 1.0) -> nn.Module:
 def opened(
     backend: Backend, folder: Path, configs: Sequence[Mapping[str, Any]], **settings: Any
 ) -> Iterator[tuple[Run, Devices]]:
-    """Open a run of some trials, as the next process would, and yield it with its devices."""
+    """Open a run of some trials, as a process that resumes it would, and yield the run with its devices."""
     race = RaceConfig(grace_period=1, max_workers=1)
     asked = TuneConfig(max_t=MAX_T, sweep=SweepConfig(surrogate=0.5), race=race, **settings)
     trials = {number: Trial(number, {"batch_size": 8, **config}) for number, config in enumerate(configs)}
@@ -83,14 +83,14 @@ def opened(
 
 
 def require(holds: bool, promise: str) -> None:
-    """Raise an AssertionError with the promise unless it `holds`."""
+    """Raise an AssertionError that names the promise, unless it `holds`."""
     if not holds:
         raise AssertionError(f"a backend breaks its contract: {promise}")
 
 
 @functools.cache
 def references() -> list[LocalBackend]:
-    """Return a local backend with one device for each sort of device of this machine."""
+    """Return a local backend with one device for each sort of device (CPU, CUDA) that this machine has."""
     return [LocalBackend(["cpu"]), *([LocalBackend(["cuda:0"])] if torch.cuda.is_available() else [])]
 
 
@@ -115,7 +115,7 @@ def targets(run: Run, stop: int) -> list[Task]:
 
 
 def train(devices: Devices, tasks: Iterable[Task], room: float = math.inf) -> list[Finished]:
-    """Train tasks on the devices, as a run does; require that at most `room` of them train at the same time."""
+    """Train tasks on the devices, as a run does. Require that at most `room` tasks train at the same time."""
     waiting, done = list(tasks), list[Finished]()
     until, begun = time.monotonic() + PATIENCE_S, 0
     while waiting or devices.busy():
@@ -131,7 +131,7 @@ def train(devices: Devices, tasks: Iterable[Task], room: float = math.inf) -> li
 
 
 def train_two_rungs(backend: Backend, folder: Path, configs: Sequence[Mapping[str, Any]]) -> dict[int, History]:
-    """Train a group to epoch 2, then each member alone from there to epoch 4; return the history of each trial."""
+    """Train a group to epoch 2, then each member alone from epoch 2 to 4. Return the history of each trial."""
     with opened(backend, folder, configs) as (run, devices):
         (first,) = train(devices, [group(0, 1)])
         key = first.task.key
@@ -178,7 +178,7 @@ def by_epoch(done: Iterable[Finished]) -> dict[tuple[int, int], Mapping[str, flo
 
 
 def is_running(pid: int) -> bool:
-    """Return whether another process of this pid exists and has not ended (zombies have ended)."""
+    """Return whether this pid belongs to another process that has not ended; a zombie has ended."""
     if pid == os.getpid():
         return False
     try:

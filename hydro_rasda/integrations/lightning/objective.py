@@ -1,4 +1,4 @@
-"""The steps of a module as an objective of `tune`, with its own optimizer and schedule; logged values are metrics."""
+"""The steps of a module as an objective of `tune`, with its own optimizer and schedule. Logged values are metrics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def metric_name(logged: str, part: str) -> str:
 
 @dataclass(frozen=True)
 class StepObjective:
-    """An objective that calls `training_step` or `validation_step`, and takes the module's own optimizer.
+    """An objective that calls `training_step` or `validation_step`, and uses the module's own optimizer.
 
     A logged metric is weighted by its `batch_size`, as in Lightning. The loss is weighted by the number of items that
     torch's cross-entropy averages. A step may also return a dict with "loss" and "weight".
@@ -60,7 +60,8 @@ class StepObjective:
         if "loss" not in metrics:
             got = f"{run.__name__}() returns {type(returned).__name__} and logs {sorted(metrics)}"
             raise ValueError(f"{got}, but must return the loss, or log it as '{part}_loss'")
-        # The items that the loss averages take precedence over `batch_size=` of `log`, often the number of examples.
+        # The number of items that the loss averages takes precedence over `batch_size=` of `log`, which often is the
+        # number of examples.
         logged = metrics.pop(LOSS_WEIGHT, None)
         calls.weigh(metrics, None, told=False)
         if logged is not None and WEIGHT not in metrics:
@@ -68,7 +69,7 @@ class StepObjective:
         return metrics
 
     def optimizer_settings(self, model: nn.Module, config: Mapping[str, Any]) -> OptimizerSettings:
-        """Return the settings of the module's own optimizer: see the function of the same name."""
+        """Return the settings of the module's own optimizer; see the function `optimizer_settings`."""
         assert isinstance(model, LightningModule)
         batches = self.examples / config["batch_size"]
         steps = self.epochs * (math.floor(batches) if self.drop_last else math.ceil(batches))
@@ -111,7 +112,7 @@ class Unfollowed(ValueError):
 
 @dataclass(frozen=True)
 class Recorded:
-    """A `schedule(step, steps)` from the recorded factors of a scheduler, one for each step or epoch."""
+    """A `schedule(step, steps)` made from recorded factors of a scheduler, one factor for each step or epoch."""
 
     factors: tuple[float, ...]
 
@@ -125,7 +126,8 @@ def optimizer_settings(
     """Return the settings by which a module's own optimizer updates its parameters.
 
     Args:
-        config: The trial's configuration. The result has its keys, but the module's own optimizer and schedule.
+        config: The trial's configuration. The result has its keys, except that the module's own optimizer and schedule
+            replace the keys of `OF_OPTIMIZERS`.
 
     Raises:
         Unfollowed: if the optimizer is none of SGD, Adam and AdamW, or if there are several. Also if the scheduler
@@ -169,7 +171,7 @@ def _others(factors: Mapping[str, float]) -> dict[str, float]:
 
 
 class _KnownOfTrainer(SimpleNamespace):
-    """A stand-in for the trainer, with the few attributes that one of a module's methods may read."""
+    """A stand-in for the trainer, with only the few attributes that a certain method of a module may read."""
 
     global_rank = local_rank = 0
     logger, loggers = None, ()
@@ -181,13 +183,13 @@ class _KnownOfTrainer(SimpleNamespace):
     def __getattr__(self, name: str) -> Any:
         known = ", ".join(name for name in vars(self) if not name.startswith("_"))
         told = f"{self._method}() asks for `trainer.{name}`, but here it can only ask for {known}"
-        # `LightningModule` has properties of these names, in which an AttributeError would lose its text.
+        # `LightningModule` has properties of these names. Within a property, an AttributeError would lose its text.
         raise Unfollowed(told) if name in ("current_epoch", "global_step") else AttributeError(told)
 
 
 @contextmanager
 def attached(module: LightningModule, method: str, **known: Any) -> Iterator[None]:
-    """Give a module a stand-in trainer with the attributes `known`, inside the context.
+    """Within the context, give a module a stand-in trainer with the attributes `known`.
 
     Reading `current_epoch` or `global_step` raises Unfollowed.
     """
@@ -253,9 +255,9 @@ def _factors(
     epochs: int,
     steps: int,
 ) -> Iterator[float]:
-    """Run the scheduler through, and yield the factor of the learning rates in each step or epoch.
+    """Run the scheduler over the whole training, and yield the factor of the learning rates in each step or epoch.
 
-    With a `frequency`, Lightning counts the steps of each epoch from 0, and so does this function.
+    If there is a `frequency`, Lightning counts the steps of each epoch from 0, and so does this function.
     """
     period = steps // epochs if interval == "step" else epochs
     fixed = [{name: group.get(name) for name in ("momentum", "betas")} for group in optimizer.param_groups]

@@ -33,10 +33,10 @@ _QUIET: dict[str, Any] = {
     "enable_model_summary": False,
     "num_sanity_val_steps": 0,
 }
-"""Arguments of each trial's trainer: reports, best weights and checkpoints are left to the run."""
+"""Arguments of each trial's trainer. The run itself reports, and keeps the best weights and checkpoints."""
 
 _LEFT_OUT = (ModelCheckpoint, LearningRateMonitor)
-"""Callbacks that save, or log to a logger: a trainer with the arguments above refuses them."""
+"""Callbacks that are left out: they save, or log to a logger, so a trainer with the arguments above refuses them."""
 
 
 MAKES_TRAINER = "a Trainer of `lightning.pytorch`, or a function of its keyword arguments that makes one"
@@ -51,7 +51,7 @@ def by_own_trainer(
     sweep: SweepConfig,
     race: RaceConfig,
 ) -> dict[str, Any]:
-    """Return arguments of `tune` that have `Trainer.fit` train; `data` has the data arguments of `fit`."""
+    """Return arguments of `tune` with which `Trainer.fit` trains. `data` has the data arguments of `fit`."""
     with tempfile.TemporaryDirectory() as folder:
         epochs = _made(trainer, torch.device("cpu"), folder).max_epochs or 0
     require(epochs > 0, "trainer", f"max_epochs={epochs}", "one with epochs to train")
@@ -70,10 +70,10 @@ def by_own_trainer(
 
 @dataclass(frozen=True)
 class OwnTrainer:
-    """The `train(worker)` of `tune`: the user's trainer fits the module, from the last checkpoint.
+    """The `train(worker)` of `tune`, in which the user's trainer fits the module from the last checkpoint on.
 
     A checkpoint holds the weights and, as bytes, the rest of Lightning's own checkpoint. Loops, optimizers, schedulers
-    and callbacks resume from it as with `ckpt_path`.
+    and callbacks resume from it, as they do with `ckpt_path`.
     """
 
     trainer: MakeTrainer
@@ -90,7 +90,7 @@ class OwnTrainer:
 
 
 class Reports(Checkpoint):
-    """Reports each epoch with all logged values; it is a `Checkpoint`, so that it runs after the user's callbacks."""
+    """Reports each epoch with all logged values. It is a `Checkpoint`, so that it runs after the user's callbacks."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -121,7 +121,7 @@ def _name(logged: str) -> str:
 
 @contextmanager
 def _no_news() -> Iterator[None]:
-    """Silence Lightning's messages about devices and checkpoints, which would come in each span of training."""
+    """Silence Lightning's messages about devices and checkpoints, which would appear whenever a trial goes on."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "pytorch_lightning")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -163,7 +163,7 @@ def _packed(trainer: Trainer, module: LightningModule) -> State:
 
 
 def _unpacked(state: State | None, path: Path) -> Path | None:
-    """Write a checkpoint for Lightning to read; None if there is none."""
+    """Write a checkpoint for Lightning to read, and return its path; None if there is no checkpoint."""
     if state is None:
         return None
     content: Tensor = state["lightning"]

@@ -1,4 +1,4 @@
-"""The hooks, callbacks, settings and loaders that `tune_module` refuses, because it cannot follow them."""
+"""Find the hooks, callbacks, settings and loaders that `tune_module` refuses, because it cannot follow them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ HOOKS = (
     *("configure_callbacks", "configure_model", "configure_sharded_model", "on_save_checkpoint", "on_load_checkpoint"),
     *("prepare_data", "setup"),
 )
-"""Hooks of a module that need one model in one training of its own, and so cannot run for fused models."""
+"""Hooks of a module that expect one model with a training of its own, so they cannot run for fused models."""
 
 HARMLESS = (ModelCheckpoint, ModelSummary, ProgressBar)
-"""Callbacks that only print and save, which the run does by itself."""
+"""Callbacks that only print and save, which the run itself does."""
 
 PRECISIONS: dict[str, Precision] = {"32-true": "fp32", "32": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
 
@@ -95,7 +95,7 @@ def unfollowed_transfers(datamodule: LightningDataModule | None) -> list[str]:
 
 
 def unfollowed_loader(name: str, loader: Any) -> list[str]:
-    """Say why a loader cannot be made again for other batch sizes."""
+    """Say why a loader cannot be made again for other batch sizes; an empty list if it can."""
     if not isinstance(loader, DataLoader):
         return [f"{name}: a {type(loader).__name__}, but must be one DataLoader"]
     if isinstance(loader.dataset, IterableDataset) or not isinstance(loader.dataset, Sized):

@@ -1,4 +1,4 @@
-"""`tune_module()`: tunes what Lightning's `Trainer` trains, as far as `tune` can follow its parts."""
+"""`tune_module()` tunes modules that Lightning's `Trainer` trains, as far as `tune` can follow their parts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def train_loader(loader: DataLoader[Any]) -> TrainLoader:
 
 
 def eval_loader(loader: DataLoader[Any]) -> EvalLoader:
-    """Convert a DataLoader to a function of the batch size that always uses the loader's own batch size."""
+    """Convert a DataLoader to a function of the batch size that ignores its argument and keeps the loader's size."""
     assert loader.batch_size is not None
     return EvalLoader(loader.dataset, loader.collate_fn, loader.batch_size, loader.num_workers)
 
@@ -63,7 +63,7 @@ class LightningResult(LibraryResult):
     """The outcome of `tune_module`: a `TuneResult` for users of Lightning.
 
     Attributes:
-        config: The part of `best_config` whose keys are in the space; `best_config` has all that `module_fn` got.
+        config: The part of `best_config` whose keys are in the space. `best_config` has all keys that `module_fn` got.
     """
 
     config: dict[str, Any]
@@ -71,7 +71,7 @@ class LightningResult(LibraryResult):
     def module(self) -> LightningModule:
         """Return the trained module in evaluation mode, for a `Trainer` to validate or test.
 
-        To train further, call its `train()` first: `Trainer.fit` leaves modules in the mode that they have.
+        To train further, call its `train()` first, because `Trainer.fit` does not change the mode of modules.
         """
         module = self.best_model()
         assert isinstance(module, LightningModule)
@@ -96,19 +96,20 @@ def tune_module(
 
     The module's own `training_step`, `validation_step` and `configure_optimizers` are used. The steps run for several
     models at once (`torch.func.vmap`), so they cannot branch on a tensor's values or call `.item()`.
-    Values of `self.log` are averaged over an epoch by their `batch_size`, by default the number of examples. The loss
-    counts by the items that torch's cross-entropy averages, or by the "weight" that a step returns. Optimizers may be
-    SGD, Adam or AdamW, with groups of different learning rates and weight decays, and a scheduler that is a function of
-    the step. `batch_idx` is 0, and a step that reads `current_epoch` or `global_step` is refused. `trainer.max_epochs`
-    has its usual value, and so has `trainer.estimated_stepping_batches` in `configure_optimizers`.
+    Values of `self.log` are averaged over an epoch, weighted by their `batch_size`, by default the number of examples.
+    The loss is weighted by the number of items that torch's cross-entropy averages, or by the "weight" that a step
+    returns. Optimizers may be SGD, Adam or AdamW, with groups of different learning rates and weight decays, and a
+    scheduler that is a function of the step. `batch_idx` is 0, and a step that reads `current_epoch` or `global_step`
+    is refused. `trainer.max_epochs` has its usual value, and so has `trainer.estimated_stepping_batches` in
+    `configure_optimizers`.
 
     Args:
         module_fn: `module_fn(config)`, or `module_fn(config, width_ratio)`. A module that takes no width is made
             narrower by `surrogate.shrink`. If that fails, it is swept at its full width, with a message.
         space: Domains. All keys reach `module_fn`, as do `lr`, `batch_size` and `grad_clip`, which the library adds.
             Without the key `batch_size`, the loaders keep their batch size.
-        trainer: A `Trainer`, whose `max_epochs`, `gradient_clip_val` and `precision` are used, but which trains
-            nothing. Or a function that makes a `Trainer` from its keyword arguments, such as
+        trainer: A `Trainer`, which trains nothing: only its `max_epochs`, `gradient_clip_val` and `precision` are used.
+            Or a function that makes a `Trainer` from its keyword arguments, such as
             `functools.partial(Trainer, max_epochs=9)`. That `Trainer` fits the module in every heat, including manual
             optimization, hooks and callbacks. Trials are then not fused, loaders keep their batch size, and the sweep
             uses narrower modules only if `module_fn` has an argument `width_ratio`.
@@ -118,7 +119,7 @@ def tune_module(
         monitor: The metric by which trials are compared: a name that `validation_step` logs, or a name
             of `training_step` that begins with "train".
         sweep: As for `tune`.
-        race: As for `tune`; its `ema` is 0 by default, as `Trainer` averages no weights.
+        race: As for `tune`. Its `ema` is 0 by default, because `Trainer` averages no weights.
         options: Other arguments of `tune`, such as `num_samples`, `mode`, `backend` or `name`.
 
     Raises:
@@ -139,7 +140,7 @@ def tune_module(
 def _check_arguments(
     module_fn: object, space: Any, trainer: object, sweep: object, race: object, options: Mapping[str, Any]
 ) -> None:
-    """Refuse arguments that are wrong by themselves."""
+    """Refuse arguments that are wrong whatever the other arguments are."""
     check_options("tune_module", options)
     rule = "a function of (config) or (config, width_ratio) that makes a LightningModule"
     require(not isinstance(module_fn, LightningModule), "module_fn", type(module_fn).__name__, rule)
@@ -161,7 +162,7 @@ def _followed(
     val_dataloaders: Any,
     datamodule: LightningDataModule | None,
 ) -> dict[str, Any]:
-    """Convert a trainer, which trains nothing, loaders and a module's steps to arguments of `tune`.
+    """Convert loaders, a module's steps, and a trainer, which itself trains nothing, to arguments of `tune`.
 
     Raises a ValueError that lists all parts that cannot be followed.
     """
@@ -203,7 +204,7 @@ def _followed(
 
 
 def monitored(monitor: str) -> str:
-    """Return the run's metric for a logged name, which is that of a validation unless it begins with "train".
+    """Return the run's name for a logged metric. A metric is one of validation unless its name begins with "train".
 
     >>> monitored("val/acc"), monitored("acc"), monitored("train_loss")
     ('val_acc', 'val_acc', 'train_loss')
@@ -221,7 +222,7 @@ def _loaders_of(datamodule: LightningDataModule, *loaders: Any) -> tuple[Any, An
 
 
 def _constants(trainer: Trainer, loader: Any) -> dict[str, Any]:
-    """Return values for keys that the library reads and the space may lack; the module's optimizer replaces `lr`."""
+    """Return values for keys that the library reads and the space may lack. The module's optimizer replaces `lr`."""
     clip = trainer.gradient_clip_val or None
     return {"lr": 1.0, "batch_size": getattr(loader, "batch_size", None) or 1, "grad_clip": clip}
 
@@ -229,7 +230,7 @@ def _constants(trainer: Trainer, loader: Any) -> dict[str, Any]:
 def _warn_of_replaced(
     module_fn: Callable[..., LightningModule], config: dict[str, Any], own: list[str], objective: StepObjective
 ) -> None:
-    """Warn about keys of the space without effect: the module's optimizer replaces them, and nothing reads them."""
+    """Warn about keys without effect: the module's optimizer replaces them, and the module does not read them."""
     notes = Notes()
     try:
         asked = [key for key in own if key in config and key in OF_OPTIMIZERS and is_read(key, config)]
@@ -238,7 +239,7 @@ def _warn_of_replaced(
         with preserved_generators():
             module = call_model_fn(notes.taken_by(module_fn), width_form(module_fn), config, 1.0)
             objective.optimizer_settings(module, config)
-    except Exception:  # the module may not take the dict's stand-in; `tune` itself reports refused values
+    except Exception:  # the module may refuse a stand-in for a dict, and `tune` itself reports values that are refused
         return
     if left := [f"`{key}`" for key in asked if key not in notes.read]:
         told = f"the module does not read {', '.join(left)}, and its configure_optimizers() says how it is trained"
@@ -246,7 +247,7 @@ def _warn_of_replaced(
 
 
 def _called_with(module: LightningModule, objective: StepObjective, batch: Any) -> Any:
-    """Return the arguments with which a step calls the module, positional or a dict; ValueError without a call."""
+    """Return the arguments with which a step calls the module, as a tuple or dict; ValueError if it makes no call."""
     calls: list[Any] = []
     handle = module.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs or args), with_kwargs=True)
     with handle, torch.no_grad():

@@ -22,7 +22,7 @@ from hydro_rasda.space.domains import choice, is_a, is_grid
 from hydro_rasda.space.space import reached
 
 OPTIMIZERS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "sgd": "sgd"}
-"""Values of `optim` and the library's optimizers; both AdamW of torch compute the same."""
+"""Values of `optim` -> the library's optimizers. Both versions of torch's AdamW compute the same."""
 
 KEYS = {
     "learning_rate": "lr",
@@ -34,7 +34,7 @@ KEYS = {
     "adam_epsilon": "eps",
     "max_grad_norm": "grad_clip",
 }
-"""Training arguments, and the keys that they have in the library's configurations."""
+"""Training arguments -> their keys in the library's configurations."""
 
 SCHEDULED = ("lr_scheduler_type", "warmup_steps")
 """Training arguments that keep their names in the library's configurations."""
@@ -69,7 +69,8 @@ _WITHOUT_EFFECT = {
     *("dataloader_multiprocessing_context", "dataloader_in_order"),
 }
 _WITHOUT_EFFECT_PREFIXES = ("logging_", "save_", "hub_", "push_to_hub_", "trackio_", "ddp_")
-"""Arguments that change what is printed, saved, sent or compiled, or the speed of a step, but not its result."""
+"""Prefixes of more such arguments. They change what is printed, saved, sent or compiled, or the speed of a step, but
+not its result."""
 
 _SEVERAL = "several devices train by `race=RaceConfig(workers=...)`, which split a model with `strategy='fsdp'`"
 _REASONS = {
@@ -84,7 +85,7 @@ _REASONS = {
 
 
 def unfollowed(args: TrainingArguments) -> tuple[list[str], list[str]]:
-    """Return why arguments are refused, in words, and the names of changed arguments that have no effect."""
+    """Return the reasons why arguments are refused, and the names of changed arguments that have no effect."""
     default, refused, idle = type(args)(output_dir=args.output_dir, use_cpu=args.use_cpu), [], []
     for name in (field.name for field in dataclasses.fields(args)):
         value = getattr(args, name)
@@ -115,7 +116,7 @@ def _values_refused(args: TrainingArguments) -> list[str]:
 
 
 def metrics_refused(args: TrainingArguments) -> list[str]:
-    """Return why arguments about `compute_metrics` are refused, in words."""
+    """Return the reasons why arguments about `compute_metrics` are refused."""
     refused = []
     if args.batch_eval_metrics:
         refused.append("batch_eval_metrics=True: compute_metrics is given the whole validation set")
@@ -125,7 +126,7 @@ def metrics_refused(args: TrainingArguments) -> list[str]:
 
 
 def epochs_of(args: TrainingArguments, space: Mapping[str, Any]) -> int:
-    """Return the epochs of the longest training of a space in which `num_train_epochs` may be searched."""
+    """Return the epochs of the longest training, which depend on the space if it searches `num_train_epochs`."""
     steps = reachable(space).get("max_steps", [args.max_steps])
     require(steps == [-1], "max_steps", steps[0], f"left out: {_REASONS['max_steps']}")
     epochs = reached("num_train_epochs", space) or [args.num_train_epochs]
@@ -138,7 +139,7 @@ _STATEFUL = {"reduce_lr_on_plateau", "greedy"}
 
 
 def schedule_types() -> list[str]:
-    """Return the values of `lr_scheduler_type` whose factor is a function of the step: only these can be followed."""
+    """Return the values of `lr_scheduler_type` that can be followed, because their factor is a function of the step."""
     return [kind.value for kind in SchedulerType if kind.value not in _STATEFUL]
 
 
@@ -150,7 +151,7 @@ def sampling_of(args: TrainingArguments) -> str:
 
 
 def to_key(name: str, args: TrainingArguments, value: Any) -> Any:
-    """Convert the value of a training argument to that of the library's key; see `KEYS`."""
+    """Convert the value of a training argument to the value of the library's key (see `KEYS`)."""
     if name == "optim":
         return OPTIMIZERS.get(word(value), value)
     if name == "per_device_train_batch_size":
@@ -161,7 +162,7 @@ def to_key(name: str, args: TrainingArguments, value: Any) -> Any:
 
 
 def from_key(name: str, args: TrainingArguments, value: Any) -> Any:
-    """Convert the value of a library's key back to that of the training argument: the inverse of `to_key`."""
+    """Convert the value of a library's key back to the value of the training argument (the inverse of `to_key`)."""
     if name == "optim":
         return next(optim for optim in (word(args.optim), *OPTIMIZERS) if OPTIMIZERS[optim] == value)
     if name == "per_device_train_batch_size":
@@ -179,7 +180,7 @@ def metric_of(args: TrainingArguments) -> tuple[str, Mode]:
 
 
 def warmup_of(args: TrainingArguments) -> float:
-    """Return the number of warm-up steps, or, below 1, their share of all steps."""
+    """Return the number of warm-up steps. A value below 1 is their share of all steps."""
     return float(args.warmup_steps or getattr(args, "warmup_ratio", None) or 0)
 
 
@@ -201,7 +202,7 @@ def to_known(config: Any, args: TrainingArguments) -> Any:
 def to_space(space: Mapping[str, Any], args: TrainingArguments) -> tuple[dict[str, Any], list[str]]:
     """Convert a space over training arguments to a space of `tune`, in which other arguments are constants.
 
-    Returns the space, and why names or values are refused, in words.
+    Returns the space, and the reasons why names or values are refused.
     """
     made, refused = _translated(space, args)
     return with_defaults(made, {key: to_key(name, args, vars(args)[name]) for name, key in KEYS.items()}), refused
@@ -238,7 +239,7 @@ def _translated(space: Mapping[str, Any], args: TrainingArguments) -> tuple[dict
 
 
 def own_names(space: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names in a user's space that are no training arguments; they belong to the model."""
+    """Return the names in a user's space that are no training arguments, so they belong to the model."""
     return tuple(name for name in reachable(space) if name not in KEYS and name not in SCHEDULED)
 
 
@@ -249,7 +250,7 @@ def with_values(args: TrainingArguments, config: Mapping[str, Any]) -> dict[str,
 
 
 def arguments_with(args: TrainingArguments, values: Mapping[str, Any]) -> TrainingArguments:
-    """Return a copy of the training arguments with new values; names that are no arguments are ignored."""
+    """Return a copy of the training arguments with new values. Names that are no training arguments are ignored."""
     changed = copy.copy(args)
     for name in [name for name in values if hasattr(args, name)]:
         setattr(changed, name, values[name])

@@ -28,7 +28,7 @@ from hydro_rasda.integrations.transformers.arguments import sampling_of
 
 @dataclass(frozen=True)
 class _AsDict:
-    """Wraps a collator so that batches are plain dicts: tensors in other mappings would not be found."""
+    """Wraps a collator so that batches are plain dicts, because tensors in other mappings would not be found."""
 
     collate: Collator
 
@@ -66,7 +66,7 @@ def loaders(
 
 @dataclass(frozen=True)
 class FromInit:
-    """A `model_fn(config)` from `Trainer`'s `model_init`, which takes no argument or the trial's hyperparameters."""
+    """A `model_fn(config)` made from `Trainer`'s `model_init`, which takes nothing or the trial's hyperparameters."""
 
     init: Callable[..., nn.Module]
     use_cache: bool
@@ -78,7 +78,7 @@ class FromInit:
 
 @dataclass(frozen=True)
 class FromConfig:
-    """A `model_fn(config)` from a `PretrainedConfig` whose attributes named in `own` are hyperparameters."""
+    """A `model_fn(config)` made from a `PretrainedConfig`. Its attributes that `own` names are hyperparameters."""
 
     base: PretrainedConfig
     model_class: Any
@@ -87,7 +87,7 @@ class FromConfig:
 
     def __call__(self, config: Mapping[str, Any]) -> nn.Module:
         changed = copy.deepcopy(self.base)
-        for name in config.keys() & {*self.own}:  # `config` lacks the keys of other branches
+        for name in config.keys() & {*self.own}:  # `config` lacks the keys of branches that it did not take
             setattr(changed, name, config[name])
         automatic = self.model_class.__name__.startswith("Auto")
         model: nn.Module = self.model_class.from_config(changed) if automatic else self.model_class(changed)
@@ -102,7 +102,7 @@ def _without_cache(model: nn.Module, use_cache: bool) -> nn.Module:
 
 
 def model_function(model: Any, model_class: Any, own: tuple[str, ...], use_cache: bool) -> FromInit | FromConfig:
-    """Return the function with which `tune` builds models; `own` has the hyperparameters of the model.
+    """Return the function with which `tune` builds models. `own` names the hyperparameters of the model.
 
     If `model_class` is None, the `architectures` of a `PretrainedConfig` name the class.
     """

@@ -28,7 +28,7 @@ PREFIX = "eval_"
 
 @dataclass(frozen=True)
 class TrainerMetrics:
-    """The `metrics` of `tune` from `compute_metrics`; names are those of `Trainer` without the prefix "eval_"."""
+    """The `metrics` of `tune`, made from `compute_metrics`. Names of metrics lose `Trainer`'s prefix "eval_"."""
 
     compute_metrics: Callable[[EvalPrediction], Mapping[str, Any]]
 
@@ -42,7 +42,8 @@ class TrainerMetrics:
 class Predictions:
     """Makes the predictions and labels of a batch, which an objective returns for `TrainerMetrics`.
 
-    `labels` are the `label_names` (None: those of the model's class); `preprocess` is `preprocess_logits_for_metrics`.
+    `labels` are the `label_names`; None stands for those of the model's class. `preprocess` is
+    `preprocess_logits_for_metrics`.
     """
 
     labels: tuple[str, ...] | None = None
@@ -111,10 +112,10 @@ def _factor(
 
 @dataclass(frozen=True)
 class TrainerObjective:
-    """`Trainer.compute_loss` as an objective; a batch has all examples over which `Trainer` accumulates gradients.
+    """`Trainer.compute_loss` as an objective. A batch has all examples over which `Trainer` accumulates gradients.
 
-    `schedule` and `warmup` are used if the configuration has none. `options` are the `lr_scheduler_kwargs` as pairs;
-    `predictions` makes the outputs for `compute_metrics` in evaluation.
+    `schedule` and `warmup` are used if the configuration has none. `options` are the `lr_scheduler_kwargs` as pairs.
+    In evaluation, `predictions` makes the outputs for `compute_metrics`.
     """
 
     reads: ClassVar[frozenset[str]] = frozenset(SCHEDULED)
@@ -156,7 +157,7 @@ class TrainerObjective:
         return {**metrics, **self.predictions(model, batch, outputs)}
 
     def optimizer_settings(self, model: nn.Module, config: Mapping[str, Any]) -> OptimizerSettings:
-        """Return settings with `Trainer`'s schedule, which includes the warm-up, and its parameters that decay."""
+        """Return settings with `Trainer`'s schedule, which includes the warm-up, and its choice of decayed weights."""
         kind, warmup = config.get("lr_scheduler_type", self.schedule), config.get("warmup_steps", self.warmup)
         schedule = TrainerSchedule(word(kind), float(warmup), float(config["lr"]), self.options)
         decaying = set(Trainer.get_decay_parameter_names(None, model))
@@ -167,10 +168,10 @@ class TrainerObjective:
 
 
 def _items(model: Any, batch: Mapping[str, Any]) -> Tensor | None:
-    """Count the labels of a batch as `Trainer` does, which divides the sum of losses by this number.
+    """Count the labels of a batch as `Trainer` does. `Trainer` divides the sum of losses by this number.
 
-    `Trainer` leaves out the first token, which no position predicts, only for models that it knows as causal language
-    models. It does not know GPT-2, so that GPT-2's loss in `Trainer` is a little smaller than the mean.
+    No position predicts the first token, but `Trainer` leaves it out only for models that it knows as causal language
+    models. It does not know GPT-2, so GPT-2's loss in `Trainer` is a little smaller than the mean.
     """
     base = base_of(model)
     if not isinstance(labels := batch.get("labels"), Tensor):
@@ -183,7 +184,7 @@ def _items(model: Any, batch: Mapping[str, Any]) -> Tensor | None:
 
 
 def _of_one_label(model: Any) -> bool:
-    """Tell whether each label is one class: `Trainer` smooths no multi-label targets."""
+    """Tell whether each label is one class, because `Trainer` does not smooth multi-label targets."""
     config = getattr(base_of(model), "config", None)
     return bool(getattr(config, "problem_type", None) != "multi_label_classification")
 
@@ -202,9 +203,9 @@ def trainer_objective(args: TrainingArguments, predictions: Predictions | None =
 
 
 def schedules_refused(args: TrainingArguments, searched: Sequence[Any]) -> list[str]:
-    """Return why kinds of schedules do not accept `lr_scheduler_kwargs`, in words.
+    """Return the reasons why kinds of schedules do not accept `lr_scheduler_kwargs`.
 
-    The kinds are the `searched` ones; if there are none, that of the arguments.
+    The kinds are the `searched` ones. If there are none, the arguments name the kind.
     """
     options, refused = tuple(dict(args.lr_scheduler_kwargs or {}).items()), []
     for kind in dict.fromkeys(map(word, searched or [args.lr_scheduler_type])):

@@ -40,7 +40,7 @@ _EACH_EPOCH: dict[str, Any] = {
     "report_to": [],
     "push_to_hub": False,
 }
-"""Training arguments of each trial: reports, best weights and checkpoints are left to the run."""
+"""Training arguments of each trial. The run itself reports, and keeps the best weights and checkpoints."""
 
 _WEIGHTS = (".safetensors", ".bin")
 
@@ -54,7 +54,7 @@ def by_own_trainer(
     given: Mapping[str, Any],
     sweep: SweepConfig,
 ) -> dict[str, Any]:
-    """Return arguments of `tune` that have the subclass train; `given` are arguments of `Trainer`."""
+    """Return arguments of `tune` with which the subclass trains. `given` are arguments of `Trainer`."""
     rule = "a subclass of Trainer, or a function of its keyword arguments"
     require(callable(trainer_class), "trainer_class", trainer_class, rule)
     epochs = epochs_of(args, space)
@@ -95,10 +95,10 @@ class NarrowByConfig:
 
 @dataclass(frozen=True)
 class OwnTrainer:
-    """The `train(worker)` of `tune`: the user's `Trainer` trains, and evaluates after each epoch.
+    """The `train(worker)` of `tune`, in which the user's `Trainer` trains, and evaluates after each epoch.
 
     A checkpoint holds the weights and, as bytes, the other files of `Trainer`'s own checkpoint. Random numbers,
-    schedule and callbacks resume from it as with `resume_from_checkpoint`.
+    schedule and callbacks resume from it, as they do with `resume_from_checkpoint`.
     """
 
     trainer_class: TrainerClass
@@ -123,7 +123,7 @@ class OwnTrainer:
 
 
 class Reports(TrainerCallback):  # type: ignore[misc]
-    """Reports each epoch with its evaluation, when the next epoch begins or training ends."""
+    """Reports each epoch and its evaluation as soon as the next epoch begins or the training ends."""
 
     def __init__(self, worker: Worker, trainer: Trainer) -> None:
         self._worker, self._trainer = worker, trainer
@@ -137,7 +137,7 @@ class Reports(TrainerCallback):  # type: ignore[misc]
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Mapping[str, Any] | None = None, **_: Any
     ) -> None:
-        """Keep the metrics of an evaluation; with several data sets, there are several evaluations."""
+        """Keep the metrics of an evaluation. With several data sets, there are several evaluations."""
         found = {f"val_{name.removeprefix('eval_')}": value for name, value in (metrics or {}).items()}
         self._metrics.update(found)
 
@@ -167,7 +167,7 @@ class Reports(TrainerCallback):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def _no_bars() -> Iterator[None]:
-    """Turn off the progress bars of transformers inside the context."""
+    """Turn off the progress bars of transformers within the context."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

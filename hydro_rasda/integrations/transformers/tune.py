@@ -56,7 +56,7 @@ DECIDED = (
     *("train_data", "val_data", "loss_fn", "objective", "metrics", "metric", "mode", "max_t"),
     *("precision", "seed"),
 )
-"""Arguments of `tune` that follow from the training arguments and data sets, and so cannot be given."""
+"""Arguments of `tune` that users cannot give, because they follow from the training arguments and data sets."""
 
 
 @warns_in_one_line
@@ -94,8 +94,8 @@ def tune_trainer(
     Args:
         model: `Trainer`'s `model_init`, or a `PretrainedConfig`, some of whose attributes may be in `space`. A
             `model_init` takes nothing, or a dict of the trial's hyperparameters. The dict has the keys of `space` that
-            are no training arguments. `hydro_rasda.integrations.peft.adapters` makes one.
-        args: The training arguments of all trials; `space` replaces some of them.
+            are no training arguments. `hydro_rasda.integrations.peft.adapters` makes a `model_init`.
+        args: The training arguments of all trials. Values from `space` replace some of them.
         space: Domains by the name of a training argument: `learning_rate`, `per_device_train_batch_size`,
             `weight_decay`, `adam_beta1`, `adam_beta2`, `adam_epsilon`, `max_grad_norm`, `optim`, `lr_scheduler_type`,
             `warmup_steps`. Other names are hyperparameters of the model.
@@ -103,27 +103,28 @@ def tune_trainer(
         eval_dataset: A data set with a length, on which trials are compared.
         data_collator: As for `Trainer`.
         processing_class: As for `Trainer`: a tokenizer or a feature extractor pads batches if there is no collator.
-        compute_metrics: As for `Trainer`; it is called after each epoch of each trial, on the whole validation set.
-            With it, trials are compared by `args.metric_for_best_model`, in the direction of `args.greater_is_better`;
-            without it, by the loss.
-        preprocess_logits_for_metrics: As for `Trainer`: reduces the logits of each batch, before they are kept for
+        compute_metrics: As for `Trainer`. It is called after each epoch of each trial, on the whole validation set.
+            If it is given, trials are compared by `args.metric_for_best_model`, in the direction of
+            `args.greater_is_better`. If it is None, they are compared by the loss.
+        preprocess_logits_for_metrics: As for `Trainer`. It reduces the logits of each batch before they are kept for
             `compute_metrics`.
-        model_class: Class of the model of a `PretrainedConfig`; None: the class that its `architectures` name.
+        model_class: Class of the model of a `PretrainedConfig`; None for the class that its `architectures` name.
         trainer_class: A subclass of `Trainer` that trains in every heat, with its own `compute_loss`, callbacks,
             optimizers and samplers. Or a function that makes one from `Trainer`'s keyword arguments, such as
-            `functools.partial(MyTrainer, callbacks=[...])`, of which each trial has copies. Trials are then not fused,
-            and each trains in one process. Any training argument but `max_steps` may be in `space`; `max_t` is then the
-            largest `num_train_epochs`. `best_config` has the names of training arguments. Only a
+            `functools.partial(MyTrainer, callbacks=[...])`. Each trial gets copies of these callbacks. Trials are then
+            not fused, and each trains in one process. Any training argument but `max_steps` may be in `space`; `max_t`
+            is then the largest `num_train_epochs`. `best_config` has the names of training arguments. Only a
             `PretrainedConfig` has surrogates. Each epoch is evaluated; `Trainer`'s metric "eval_f1" is reported as
-            "val_f1". The run keeps the best weights and saves: `save_strategy` and `report_to` have no effect.
+            "val_f1". The run itself keeps the best weights and saves, so `save_strategy` and `report_to` have no
+            effect.
         sweep: As for `tune`. Configurations in its `first` may name training arguments.
-        race: As for `tune`. `args.load_best_model_at_end` decides its `keep`; its `ema` is 0 by default, as `Trainer`
-            averages no weights.
+        race: As for `tune`. `args.load_best_model_at_end` decides its `keep`. Its `ema` is 0 by default, because
+            `Trainer` averages no weights.
         options: Other arguments of `tune`, such as `num_samples`, `backend` or `name`. `storage_path` is by default
             `args.output_dir`.
 
     Returns:
-        The trained model and the best arguments, for `Trainer`; and the run.
+        The trained model and the best arguments, ready for `Trainer`, and the record of the run.
 
     Raises:
         ValueError: before any work, with a list of all arguments that cannot be followed; and as for `tune`.
@@ -167,7 +168,7 @@ def _followed(
     race: RaceConfig,
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return arguments of `tune` whose training follows the training arguments; `given` are arguments of `Trainer`."""
+    """Return arguments of `tune` that follow from the training arguments, and from `given`, arguments of `Trainer`."""
     check_space(space)
     made, wrong = to_space(space, args)
     compute, train_dataset, eval_dataset = (given[n] for n in ("compute_metrics", "train_dataset", "eval_dataset"))
@@ -219,7 +220,7 @@ _DECIDED = "the training arguments and data sets decide it"
 def _refused(
     args: TrainingArguments, race: RaceConfig, options: Mapping[str, Any], data: Mapping[str, Any]
 ) -> list[str]:
-    """Return why arguments of `tune` and data sets conflict with the training arguments, in words."""
+    """Return the reasons why arguments of `tune` and data sets conflict with the training arguments."""
     refused = [f"{name}=: {_DECIDED}" for name in options if name in DECIDED]
     if race.keep == "last" and args.load_best_model_at_end:
         refused.append("race.keep='last': load_best_model_at_end=True says otherwise")
@@ -251,7 +252,7 @@ def _chosen(args: TrainingArguments, options: Mapping[str, Any]) -> dict[str, An
 def _warmup_epochs(space: Mapping[str, Any], args: TrainingArguments, examples: int) -> dict[str, float]:
     """Return `warmup_epochs` for the space, so that no rung lies before the end of the warm-up.
 
-    Empty without a warm-up, or if `warmup_steps` is searched, because each trial then has its own.
+    Return an empty dict if there is no warm-up, or if `warmup_steps` is searched, because each trial then has its own.
     """
     warmup = warmup_of(args)
     if not warmup or "warmup_steps" in reachable(space):
@@ -277,7 +278,7 @@ class TrainerResult(LibraryResult):
     _trainer_class: TrainerClass = Trainer
 
     def model(self) -> nn.Module:
-        """Return `best_model()`; LoRA adapters from `peft.adapters` are trimmed to their own ranks."""
+        """Return `best_model()`. LoRA adapters from `peft.adapters` are trimmed to their own ranks."""
         model = self.best_model()
         return model if self._finish is None else self._finish(model)
 

@@ -64,7 +64,8 @@ class Drawing(NamedTuple):
 class Section:
     """A part of the page.
 
-    The first row of `table` has the heads of columns. A failure has a summary line, a configuration, and a traceback.
+    The first row of `table` has the headings of its columns. Each item of `failures` has a summary line, a
+    configuration, and a traceback. If `grid` is True, the figures are small and side by side.
     """
 
     title: str
@@ -84,7 +85,7 @@ class Section:
 
 
 def drawing(make: Callable[..., Any], *arguments: Any, name: str = "") -> Drawing:
-    """Make a drawing of the Plotly figure that `make(*arguments)` returns; it is called once, when first needed."""
+    """Make a drawing of the Plotly figure that `make(*arguments)` returns. `make` is called once, when first needed."""
     return Drawing(name or make.__name__.replace("_", "-"), Once(lambda: _held(make(*arguments))))
 
 
@@ -97,12 +98,12 @@ def _held(figure: Any) -> Drawn:
 
 
 def safe(value: Any) -> str:
-    """Return a value as JSON for an HTML script: without "<", nothing in it can end the script or begin a comment."""
+    """Return a value as JSON without "<" for an HTML script, so that no text can end the script or begin a comment."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
 SLICES = 12
-"""The most hyperparameters that have a slice on the page; of more, the most important have one."""
+"""The most hyperparameters that have a slice on the page. If there are more, the most important have one."""
 
 
 def sections(record: RunRecord) -> Iterator[Section]:

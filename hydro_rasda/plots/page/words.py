@@ -1,4 +1,4 @@
-"""The texts of a page: the answer and how sure it is, the cost, the failures, and the call."""
+"""The texts of a page: the answer and how sure it is, the cost, the failures, and the call of `tune`."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _words(value: Any) -> str:
 
 
 def call_of(asked: Mapping[str, Any]) -> str:
-    """Write the call of `tune` as Python; values that JSON cannot hold, such as functions, become names."""
+    """Write the call of `tune` as Python. Values that JSON cannot hold, such as functions, become names."""
     digests = asked["digests"]
     own, sweep, race = recorded(asked)
     own |= {"metric": asked["metric"], "mode": asked["mode"], "objectives": ()}  # as given, even if there are several
@@ -169,14 +169,14 @@ def call_of(asked: Mapping[str, Any]) -> str:
 
 
 def _changed(given: Mapping[str, Any], defaults: object) -> list[str]:
-    """Write the arguments that differ from their defaults; `metric`, `mode`, sizes and seed are always there."""
+    """Write the arguments that differ from their defaults, and always `metric`, `mode`, sizes and seed."""
     said = ("metric", "mode", "num_samples", "max_t", "seed")
     changed = {name: value for name, value in given.items() if name in said or value != getattr(defaults, name)}
     return [f"{name}={value!r}" for name, value in changed.items()]
 
 
 def _space(space: Any, depth: int) -> str:
-    """Write a space, or a part of it, as Python; a list has the branches of a `choice`."""
+    """Write a space, or a part of it, as Python. A list holds the branches of a `choice`."""
     if isinstance(space, list):
         return f"choice([{', '.join(_space(branch, depth) for branch in space)}])"
     if not isinstance(space, Mapping):

@@ -1,4 +1,4 @@
-"""The HTML page with its scripts: as one file that needs nothing else, or as the dashboard serves it."""
+"""Make the HTML page with its scripts, as one file that needs nothing else, or for the dashboard, which serves it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Page:
     """The page of one run, or of several side by side; `drawings` has its figures and its table of trials by name."""
 
     def __init__(self, *records: RunRecord) -> None:
-        graph_objects()  # says what to install
+        graph_objects()  # without Plotly, this raises an error that says what to install
         self._records = [record.shown() for record in records]
         one = len(records) == 1
         self._sections = [*(sections(self._records[0]) if one else sections_of(self._records))]
@@ -90,8 +90,8 @@ class Page:
     def html(self, live: bool = False) -> str:
         """Return the HTML of the page.
 
-        A `live` page follows the run. It loads Plotly from the dashboard, and each figure when the reader comes near:
-        no figure is drawn before.
+        A `live` page follows the run. It loads Plotly from the dashboard, and each figure when the reader scrolls near
+        it; no figure is drawn before. Any other page holds Plotly and all figures itself.
         """
         record, *others = self._records
         names, states = names_of(self._records), [*map(state_of, self._records)]
@@ -128,8 +128,8 @@ def _written(record: RunRecord) -> float | None:
 
 
 def prepare() -> None:
-    """Import the packages that a page needs: otherwise, the first page of a dashboard takes a second longer."""
-    with contextlib.suppress(ImportError):  # the page says what to install
+    """Import the packages that a page needs; otherwise, the first page of a dashboard takes a second longer."""
+    with contextlib.suppress(ImportError):  # the page itself says what to install
         import optuna.importance
         import sklearn.ensemble  # noqa: F401
 
