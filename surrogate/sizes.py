@@ -247,8 +247,8 @@ def _roles(trace: SizeTrace) -> _Roles:
     counts, stay = parts - named_sizes, parts & named_sizes
     for product in ({s for s in sympy.Mul.make_args(dim) if s.is_Symbol} for dim in dims):
         if fewer := product & (counts | named_heads):
-            # A dimension may be heads times head size, or groups times heads of a group. Only one factor shrinks,
-            # because other tensors, such as a norm or a buffer of positions, may have the other factor as a size.
+            # A dimension may be a product, such as heads times head size. Only one factor shrinks. The other factors
+            # stay, because other tensors may have them as a size, such as a norm or a buffer of positions.
             stay |= product - {max(fewer, key=lambda s: (s in named_heads, trace.sizes[s], str(s)))}
     stay |= {s for s, of in _determined(trace) if of <= stay}
     widths = (tied | trace.seeds) - parts - stay

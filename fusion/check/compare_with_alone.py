@@ -347,9 +347,9 @@ class _Precisions(TorchDispatchMode):
 
 
 def _moved(own: nn.Module, eps: float) -> nn.Module:
-    """Change the weights at random by about `_ROUNDINGS` rounding errors, in half precision by fewer.
+    """Change each weight at random by about `_ROUNDINGS` rounding errors. In half precision, they are fewer.
 
-    The relative rounding error is `eps`, or that of the weight's dtype if it is larger.
+    A rounding error is the larger of `eps` and the machine epsilon of the weight's dtype, times the weight.
     """
     with torch.no_grad():
         for p in own.parameters():

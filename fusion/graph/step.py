@@ -180,7 +180,8 @@ class GraphedStep:
         assert self._capture is not None
         known = next((form for form in self._forms if form.is_like(spec, leaves)), None)
         if known is None or not self._stood:
-            # The first step creates the optimizer state and other lasting tensors, so it is not compared.
+            # The first step creates tensors that later steps reuse, such as the optimizer's state. A recording needs
+            # them, so this step is not compared with its trace.
             result = self._capture.aside(lambda: self._step(batch))
             if known is None:
                 self._forms = [*self._forms[1 - _MOST_FORMS :], _Form(spec, list(map(_form_of, leaves)))]

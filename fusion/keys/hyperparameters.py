@@ -82,7 +82,7 @@ class Key:
 def _schedule(value: Any) -> bool:
     if isinstance(value, str):
         return value in SCHEDULES
-    # A function must be hashable, because it is looked up in `Key.defaults` of other keys.
+    # A callable object must be hashable, because `Key.defaults` is a dict with such values as its keys.
     return isinstance(value, Hashable) and takes(value, 0, 1)
 
 

@@ -317,7 +317,7 @@ def _row(leaf: Any, k: int) -> Any:
 def _joined(values: Sequence[Any]) -> Any:
     """Join the members' values into one, in which tensors that differ have a hidden member axis.
 
-    Return `_ABSENT` if the values differ in anything but tensors of equal form.
+    Tensors may differ if they have the same shape, dtype and device. If anything else differs, return `_ABSENT`.
     """
     flat = [tree_flatten(value) for value in values]
     if any(spec != flat[0][1] for _, spec in flat):

@@ -19,8 +19,8 @@ class Prodigy(torch.optim.Optimizer):
     """Adam, with the learning rate multiplied by an estimate of the distance to a solution. The estimate never shrinks.
 
     Unlike in prodigyopt, groups may have different learning rates. The `lr_factor` of a group is its learning rate
-    divided by the common one. The estimate is then that for weights which are divided by these factors and trained with
-    the common rate.
+    divided by the common one. The estimate is the same as if each weight were divided by its factor, and all weights
+    were trained with the common rate.
 
     Args:
         params: Parameter groups with their `lr`, and with `lr_factor` if the learning rates differ.

@@ -241,7 +241,7 @@ def _repeated(problem: Problem, target: nn.Module, batch: Batch) -> float:
 
 
 def _few(target: nn.Module, inputs: Any) -> Any:
-    """Return a few examples of a model's inputs; all examples if rows cannot be assigned to examples."""
+    """Return the first examples of a model's inputs, or all if it is unknown which rows belong to one example."""
     if not can_be_split(inputs):
         return inputs
     few = tree_map(lambda leaf: leaf[:EXAMPLES] if has_samples(leaf) else leaf, inputs)

@@ -160,8 +160,8 @@ class SurrogateHeat(Heat):
         # The last digits of a score depend on the group's size. Lack of memory may have split the planned groups.
         groups = [part["members"] for part in outcome.checkpoint]
         value = {"members": list(task.members), "stop": task.span.stop, "groups": groups}
-        # Do not use `task.copies`: it leaves out a copy that trains from the beginning because its source's checkpoint
-        # is damaged. This is still a copy.
+        # If the checkpoint of a copy's source is damaged, the copy trains from the beginning. Then `task.copies` leaves
+        # it out, but it still counts as a copy here.
         copies = {n: copied[n] for n in task.members if n in copied}
         behind = {n: h[-1][0] for n, h in outcome.history.items() if h and h[-1][0] < epochs(n)}
         more = {"device": finished.device, "copies": copies or None, "behind": behind or None}

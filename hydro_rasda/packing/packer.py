@@ -180,10 +180,12 @@ class Packer:
         self._settle(name, end, process.stopped or gone, process)
 
     def _settle(self, name: str, end: JobEnd | None, stopped: bool, process: Process | None = None) -> None:
-        """Record the new state of a job whose processes have all ended; `end` is None if it did not end by itself.
+        """Record the new state of a job whose processes have all ended.
 
-        `stopped` is True if the job may have been ended from outside. `process` is None if an earlier process of `pack`
-        started the job.
+        Args:
+            end: How the job ended. None if nothing is known of it, for example because the job was killed.
+            stopped: True if `pack` or a user may have ended the job: then it waits to run again.
+            process: The job's process. None if an earlier call of `pack` started the job.
         """
         record = self._grid.records[name]
         changed: dict[str, Any]

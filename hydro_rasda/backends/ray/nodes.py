@@ -121,7 +121,10 @@ class NodeRequests:
             request_resources(bundles=[])
 
     def _note(self, count: int) -> None:
-        """If new nodes came, restart the wait for sizes that are still too large, because more nodes may come."""
+        """If nodes have come, wait anew for the trials that still need more workers than there are.
+
+        More nodes may come.
+        """
         if count > self._had:
             self._until = {due: time.monotonic() + self._wait_s for due in self._until if due > count}
         self._had = count

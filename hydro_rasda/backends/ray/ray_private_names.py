@@ -107,7 +107,8 @@ class ControllerStage:
     """The trials that a controller has staged: those that it is about to start."""
 
     def __init__(self, controller: Any) -> None:
-        # Ray gives some hooks a wrapper that warns of every name outside its list. There is no public way around it.
+        # Ray gives some hooks a wrapper of the controller, which warns if any but a few of its attributes are read.
+        # Only a private attribute leads to the controller itself.
         self._controller = getattr(controller, "_tune_controller", controller)
 
     def check_reuse(self, trial: Trial) -> None:

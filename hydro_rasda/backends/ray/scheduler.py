@@ -162,7 +162,8 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         new = self._trials.rung_history.know(trial.trial_id)
         if trial.is_finished():
             return
-        # Ray names a trial's folder when it starts the trial, and cannot list trials that never started.
+        # Name the trial's folder now. Ray would do so when it starts the trial, and its list of results fails for a
+        # trial that never started.
         trial.init_local_path()
         if new:
             self._trials.sizes.tell_overruled(trial, self.rule.workers)

@@ -112,7 +112,7 @@ class Sizes:
 
     def resize(self, trial: Trial, workers: int) -> None:
         """Let a trial that is not running start with `workers` workers."""
-        # Keep one request for each size, because Ray checks a new request, and copies its bundles when asked for them.
+        # Reuse one request for each number of workers. Ray takes long to check a new one and to copy its bundles.
         if workers not in self._requests:
             self._requests[workers] = PlacementGroupFactory([self._worker] * workers)
         self._workers[trial.trial_id] = workers

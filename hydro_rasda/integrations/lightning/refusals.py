@@ -49,7 +49,7 @@ _SETTINGS: dict[str, Any] = {
 
 
 def unfollowed(module: LightningModule) -> list[str]:
-    """List in words the parts of a module that cannot be followed."""
+    """List, in words for a message, the parts of a module that this integration cannot train as Lightning would."""
     name = type(module).__name__
     told = [f"{name}.{hook}(): it is overridden" for hook in HOOKS if is_overridden(hook, module)]
     if not module.automatic_optimization:
