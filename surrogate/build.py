@@ -179,7 +179,7 @@ def parametrize(
 
     Args:
         target_heads: Module name -> size of an attention head in the target.
-        rounded: One line for each width that was rounded, because the ratio does not make it a whole number.
+        rounded: One line for each width that was rounded up, to a whole number or to a size that fits other sizes.
         kept: One line for each size that stays, with the reason.
     """
     readouts, spectral = find_readouts(module, params), find_spectral_scales(module, params)
