@@ -37,7 +37,7 @@ def lazy_exports(package: str) -> Exports:
 
 
 def _homes(package: str) -> dict[str, str]:
-    """Map each name that a package imports for type checkers to the module that defines it."""
+    """Map each name that a package imports for type checkers to the module from which it is imported."""
     spec = sys.modules[package].__spec__
     source = spec.loader.get_source(package) if spec else None  # type: ignore[union-attr]
     if source is None:

@@ -83,10 +83,10 @@ def make_surrogate(
         example_input: One batch (a tensor, a tuple of positional or a dict of keyword arguments). If it is given,
             the surrogate runs on it once, and an output whose size depends on the width is an error.
         zero_readout: If True, the readouts (output layers) of a surrogate start at zero (Tensor Programs V, appendix
-            D.2), except weights that are tied to an embedding. If False, they start at the scale that muP asks for.
-        plan: From `plan_surrogate`, at the same ratio. `model_fn` must build the same shapes and initial distributions
-            with `config` as with the configuration of the plan. If None, the plan is made again, which takes longer.
-            The result is the same.
+            D.2), so that surrogates of all widths compute the same function, 0, before the first step. Weights tied to
+            an embedding stay, and the target (ratio 1) does, too. If False, readouts start at the scale of muP.
+        plan: From `plan_surrogate`, at the same ratio, for a configuration with the same shapes and initial
+            distributions. If None, the plan is made again, which takes longer; the result is the same.
 
     Returns:
         The module that `model_fn` built, with muP's initial scale, readout multipliers as forward-pre-hooks, and its
@@ -179,7 +179,7 @@ def parametrize(
 
     Args:
         target_heads: Module name -> size of an attention head in the target.
-        rounded: One line for each width that was rounded, because the ratio does not make it a whole number.
+        rounded: One line for each width that was rounded up, to a whole number or to a size that fits other sizes.
         kept: One line for each size that stays, with the reason.
     """
     readouts, spectral = find_readouts(module, params), find_spectral_scales(module, params)

@@ -284,7 +284,7 @@ def _build_plain(model_fn: ModelFn, config: Any, width_ratio: float) -> nn.Modul
 
 
 def _slopes(sizes: Mapping[tuple[str, float], float]) -> dict[str, float]:
-    """Return the slope of each module; `sizes[module, width_ratio]` is the size of its output."""
+    """Return the slope of each module; `sizes[module, width_ratio]` is the size or change of its output."""
     points = defaultdict(list)
     for (name, width_ratio), size in sizes.items():
         points[name].append((math.log(width_ratio), size))

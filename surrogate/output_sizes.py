@@ -71,7 +71,10 @@ def run_for_shapes(
 
 
 def batch_at(device: torch.device | None, batch: Any) -> Any:
-    """Move a batch to a device. If one of its tensors is there already, leave it alone: the mix must be intended."""
+    """Move a batch to a device. If one of its tensors is there already, return the batch as it is.
+
+    A batch with tensors on several devices counts as intended.
+    """
     tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
     if device is None or any(tensor.device == device for tensor in tensors):
         return batch

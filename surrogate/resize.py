@@ -128,7 +128,7 @@ def resize(module: nn.Module, sizes: NarrowSizes) -> nn.Module:
         setattr(layer, attribute, new if isinstance(getattr(layer, attribute), tuple) else new[0])
     for layer in narrow.modules():
         _update_torch_attributes(layer)
-    # Restore buffers: a spectral norm changes its buffers when its weight is read, which is not filled yet.
+    # Restore buffers. A spectral norm changes its buffers when code reads its weight, and that is not filled yet.
     for name, buffer in narrow.named_buffers():
         buffer.copy_(parts[name])
     return narrow

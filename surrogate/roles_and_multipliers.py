@@ -87,8 +87,9 @@ def lr_multipliers(surrogate: nn.Module, optimizer: str) -> dict[str, float]:
 
     Prodigy multiplies all rates by an estimate, the quotient of two numbers. The estimate equals the target's if it is
     computed for the weights divided by these multipliers. The first number is the product of the gradients and the
-    distance so far. To first order, it is the decrease of the loss, which is similar at all widths. The second number
-    is the sum of absolute gradients. For hidden weights it grows with the width, but multiplied by 1 / m it does not.
+    change of the weights so far. To first order, it is the decrease of the loss, which is similar at all widths. The
+    second number is the sum of absolute gradients. For hidden weights it grows with the width, but multiplied by 1 / m
+    it does not.
 
     Adafactor's steps are also in proportion to the size of the weights, so its column holds only for hidden layers that
     do not start at zero. Its learning rate is at most 1 / sqrt(steps so far), whatever the multiplier.

@@ -50,9 +50,9 @@ def shrink(
     A model of the `transformers` library is built again from a narrower configuration, if the result has the same
     layers and runs. Any other module is run once on symbolic sizes (see `surrogate.size_constraints`). Its channels,
     features and heads shrink. The sizes of its input and output, its kernels, its vocabularies and its depth stay.
-    Heads become fewer and keep their size. Sizes that are not whole at this ratio are rounded up; `width_plan.rounded`
-    lists them. Integer attributes that the forward pass uses as sizes are adapted. A width that is written into the
-    forward pass as a number keeps its size.
+    Heads become fewer and keep their size. Sizes that are not whole at this ratio, or do not fit other sizes, are
+    rounded up; `width_plan.rounded` lists them. Integer attributes that the forward pass uses as sizes are adapted. A
+    width that is written into the forward pass as a number keeps its size.
 
     Initial weights are random parts of the module's own weights, scaled as muP asks. Torch's global generator draws
     these parts.

@@ -48,7 +48,8 @@ class SizeTrace:
         attributes: (Module name, attribute name) -> one expression for each size that the attribute holds.
         sizes: Symbol -> its value in the module.
         equations: Further constraints that must stay true, e.g. that the number of heads divides a width.
-        kept: One line for each fixed size, with the reason, unless the reason is the model's input or output.
+        kept: One line, with the reason, for each fixed size of a matrix whose sizes are all fixed. Sizes that are fixed
+            by the model's input or output are left out.
         stacks: Parameters of three or more dimensions that belong to no convolution or bilinear layer. Their rows may
             be whole matrices.
     """

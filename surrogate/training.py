@@ -84,7 +84,7 @@ def _refuse(config: Mapping[str, Any], *keys: str) -> None:
 
 
 def make_plain_optimizer(model: nn.Module, config: Mapping[str, Any]) -> torch.optim.Optimizer:
-    """Call `make_optimizer`. Raise ValueError for a `schedule` or warm-up, which these loops do not support."""
+    """Call `make_optimizer`. Raise ValueError for a schedule or warm-up, which this package's loops do not support."""
     _refuse(config, *_ABSENT)
     return make_optimizer(model, config)
 

@@ -30,8 +30,9 @@ class RankComparison:
 
     Attributes:
         rho: Spearman's rank correlation; NaN if one width gives all configurations the same rank.
-        regret: `regret[k]` is the difference of two scores at the wide width: the best of the narrow model's top k,
-            and the best of all configurations. 0 is perfect. Infinite if all of the top k diverged at either width.
+        regret: `regret[k]` compares scores at the wide width. It tells how much worse the best of the narrow model's
+            top k is than the best of all configurations. 0 is perfect. Infinite if all of the top k diverged at either
+            width. NaN if all configurations diverged at the wide width.
         tolerance: A regret up to this value counts as 0, for example the seed-to-seed spread of the wide model.
         top_k: Number of configurations that move on to the wide model.
         verdict: `"trusted"`: rho is at least 0.8 and the regret of the top k is within the tolerance.
@@ -57,7 +58,7 @@ def compare_rankings(
         narrow: One score for each configuration, at the narrow width.
         wide: The scores of the same configurations, in the same order, at the wide width.
         mode: `"min"` if a smaller score is better, `"max"` if a larger one is.
-        top_k: Number of configurations that move on to the wide model, at most all.
+        top_k: Number of configurations that move on to the wide model, from 1 to all.
         tolerance: A regret up to this counts as 0. The seed-to-seed spread of the wide model is a good choice.
 
     Raises:

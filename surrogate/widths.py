@@ -74,7 +74,7 @@ class WidthPlan:
             parametrization fixes the norm of the weight.
         attention: Module name -> multiplier of that module's attention logits, if the head size changed.
         spectral: Module name -> multiplier of that module's input, if the spectral norm of its weight is 1.
-        rounded: One line for each width that was rounded, because the ratio does not make it a whole number.
+        rounded: One line for each width that was rounded up, to a whole number or to a size that fits other sizes.
         kept: One line for each size that `shrink` did not change, with the reason.
     """
 

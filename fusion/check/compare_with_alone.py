@@ -73,7 +73,7 @@ def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any)
 
     Raises:
         FusionMismatch: if results differ; the message names them. Also if the loss depends on a parameter in a plain
-            list or dict, because a copy would still use the original's parameter.
+            list or dict, because the copy has one without data there.
     """
 
     def outcomes() -> tuple[MemberResults, MemberResults] | None:
@@ -104,7 +104,7 @@ def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any)
 
 
 def _check_no_loose_parameters(module: nn.Module) -> None:
-    """Raise `FusionMismatch` if a plain attribute holds a parameter, because a copy would use the original's one."""
+    """Raise `FusionMismatch` if a plain attribute holds a parameter, because the copy has one without data there."""
     known = {id(parameter) for parameter in module.parameters()}
     where = next((where for where, tensor in loose_tensors(module) if id(tensor) in known), None)
     if where is not None:
@@ -147,7 +147,8 @@ def _differing_in_float64(
     Rounding hardly changes results in float64. In float32, it may make a pooling layer pick another element.
 
     Returns:
-        The result for the whole batch; None if the copies cannot be made or cannot run.
+        For each member that differs, the names from the first part in which it differs. None if the copies cannot be
+            made or cannot run.
     """
     parts = max(1, count_samples(batch) // _SAMPLES) if can_be_split(batch) else 1
     found: dict[int, list[str]] = {}
@@ -253,7 +254,10 @@ def _tries(fused: FusedModel, k: int, objective: Objective, batch: Any, seen: _P
 
 @contextmanager
 def restored(fused: FusedModel) -> Iterator[None]:
-    """Undo all changes of the model at the end of this context; inside, member k draws random numbers with seed k."""
+    """At the end of this context, undo the changes that forward made to the model.
+
+    Inside the context, member k draws random numbers with seed k.
+    """
     attributes, own_values = snapshot(fused.template), fused.own_values.copy()
     shared = fused.common.bufs().keys()
     before = {name: buffer.clone() for name, buffer in {**fused.stacked_buffers, **fused.common.bufs()}.items()}
@@ -284,8 +288,8 @@ def _values(result: Any) -> tuple[dict[str, Tensor], frozenset[str]]:
     """Return an objective's results by name, and the names of the results without a gradient.
 
     A name tells the position of a result in nested dicts, lists and tuples. Results without a gradient are metrics,
-    such as an accuracy. If gradients are switched off, the set of these names is empty, because losses have no
-    gradient then.
+    such as an accuracy. If gradients are switched off, losses have no gradient either. The set of names is then empty,
+    so all results must agree.
     """
     leaves = [(f"value{keystr(path)}", torch.as_tensor(leaf)) for path, leaf in tree_flatten_with_path(result)[0]]
     counted = frozenset(name for name, leaf in leaves if torch.is_grad_enabled() and not leaf.requires_grad)

@@ -83,7 +83,8 @@ def dry_run(
     Args:
         objective: The function that `fused.map` will be called with.
         compare: If True, compare the results of a few fused members with those of each member's own module. Results
-            are losses, other values that the objective returns, gradients and buffers. If False, skip this check.
+            are losses, other values that the objective returns, gradients, buffers and plain attributes. If False, skip
+            this check.
         written: Names of the parameters that the objective writes to. An earlier dry run of the same objective stores
             them in `fused.written`. If None, one more forward of one member finds them.
         own_data: See `fused.map`. If True, members are compared on the first member's batch.
@@ -118,7 +119,10 @@ def dry_run(
 
 
 def _check_modes(fused: FusedModel) -> None:
-    """Raise `FusionMismatch` if the model's `train()` writes to tensors, as a fused model calls it without data."""
+    """Raise `FusionMismatch` if the model's `train()` writes to tensors.
+
+    A fused model calls `train()` of its template, whose tensors have no data.
+    """
     if all(type(part).train is nn.Module.train for part in fused.template.modules()):
         return
     own = fused.unfuse(0)

@@ -20,8 +20,8 @@ def avoiding_kernels(template: nn.Module, tensors: Iterable[Tensor], vmapped: bo
     because they read 16 aligned bytes at once. On an unaligned view they fail with "misaligned address", and the
     process can no longer use the GPU.
 
-    If `vmapped` is True, these kernels are off on a CPU, too. `nn.TransformerEncoder` then does not pack padded
-    sequences in evaluation, because vmap cannot follow that.
+    If `vmapped` is True, the attention kernels are off on a CPU, too. `nn.TransformerEncoder` then does not pack
+    padded sequences in evaluation, because vmap cannot follow that.
     """
     on_gpu = any(tensor.is_cuda for tensor in tensors)
     if not (on_gpu or vmapped):

@@ -118,8 +118,8 @@ def backward(
     Args:
         objective: Maps a batch to its means; the gradients are those of "loss".
         batch: See `split`.
-        weight: Factor of a loss that is a mean over the samples. If the loss has its own weight in `Means`, this factor
-            has no effect unless it is 0; then the gradients are 0.
+        weight: Factor of a loss that is a mean over the samples. If the loss has its own weight in `Means`, and there
+            are several parts or `over_ranks`, only a factor of 0 has an effect: the gradients are then 0.
         apart: Context for each part but the last, such as DDP's `no_sync`, so that ranks average gradients once.
         scaled: Scales the losses before their backward pass, such as `LossScale.apply`.
         gradients: Returns all gradients. They are rescaled in place, so they must be those of this batch alone. Needed

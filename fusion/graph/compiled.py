@@ -114,7 +114,7 @@ class _Tape(TorchDispatchMode):
     """Records the operators that a step calls.
 
     Attributes:
-        found: Memory that the step uses but did not allocate, by its address.
+        found: Result of `place_of` -> memory that the step uses but did not allocate.
     """
 
     def __init__(self) -> None:

@@ -104,7 +104,7 @@ def optimizer_names(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def lr_factors(config: Mapping[str, Any], names: Iterable[str], matrices: Container[str] = ()) -> dict[str, float]:
-    """Map the name of each parameter that has its own learning rate to the ratio of this rate to `lr`.
+    """Map the name of each parameter that has its own learning rate to this rate, divided by its optimizer's `lr`.
 
     The key `lr.PART` is the learning rate of all parameters in that part of the model. If a parameter is in several
     such parts, the longest name counts. With the optimizer muon, `lr.adamw` is the learning rate of the remaining

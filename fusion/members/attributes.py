@@ -271,7 +271,7 @@ def _values(module: nn.Module) -> Iterator[tuple[AttributePlace, Any]]:
 
 
 def _copy_of(value: Any) -> Any:
-    """Copy nested lists, dicts and tuples, but not the objects in them; return any other value as it is."""
+    """Copy lists, dicts and tuples at all levels, but not the objects in them; return any other value as it is."""
     if not value if (cls := type(value)) in _IN_PLACE else cls not in SUPPORTED_NODES:
         return cls() if cls in _IN_PLACE else value
     return tree_map(lambda leaf: leaf, value)

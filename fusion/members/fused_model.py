@@ -98,7 +98,7 @@ class StackedTensors(nn.Module):
 
     @property
     def template(self) -> nn.Module:
-        """Return the module without data that computes for all members. Its mode and attributes are those of all."""
+        """Return the module without data that computes for all members. All members have its mode and attributes."""
         return self._members[0].skeleton
 
     @property
@@ -201,7 +201,7 @@ class StackedTensors(nn.Module):
         self._collect_floats()
 
     def _collect_floats(self) -> None:
-        """Collect the members' floats as vectors. If there are any, count a change, as recorded steps are outdated."""
+        """Collect the members' floats as vectors. If there are any, count a change: recorded steps are outdated."""
         self._caught_up = snapshot(self.template)
         before, self._settings = self._settings.values_K, Settings([member.floats for member in self._members])
         if before or self._settings.values_K:
@@ -295,7 +295,7 @@ class FusedModel(StackedTensors):
 
     Attributes:
         streams: Generators of each member's random numbers, see `seed`.
-        changes: Number of times that tensors were replaced by others. Recorded steps check it, as they keep addresses.
+        changes: Number of times that tensors were replaced by others. Recorded steps keep addresses, so they check it.
         written: Parameters that forward itself writes to, such as a momentum encoder's; `dry_run` finds them.
         one_by_one: If True, `map` evaluates the members one after another. This works with any code, but is as slow as
             separate models; results are the same. `dry_run` sets it for modules that cannot be vmapped.
@@ -340,8 +340,8 @@ class FusedModel(StackedTensors):
     def map(self, objective: Objective, batch: Any, own_data: bool = False) -> Any:
         """Evaluate a function of one module for every member, on a shared batch or on each member's own batch.
 
-        Each member has its own buffers (running statistics, counters), and its own tensors that forward assigns to
-        attributes. Each member draws random numbers (dropout) from its own stream, see `seed`.
+        The call updates each member's own buffers (running statistics, counters), and its own tensors that forward
+        assigns to attributes. Each member draws random numbers (dropout) from its own stream, see `seed`.
 
         Args:
             objective: Called as `objective(model, batch)` with a real module that holds one member's tensors; its

@@ -51,9 +51,9 @@ def clip_grad_norm_(fused: FusedModel, max_norm: float | Sequence[float] | Tenso
 
 
 def gradients(fused: FusedModel) -> tuple[list[Tensor], FlatParameters | None]:
-    """Return the gradients that the update will read, and the parameters in rows if the update uses rows.
+    """Return the gradients that the update will read, and the `FlatParameters` if these gradients are in rows.
 
-    The gradients are matrices [K, N] if it uses rows. Otherwise they are [K, ...] each, and the second result is None.
+    In rows, the gradients are matrices [K, N]. Otherwise they are [K, ...] each, and the second result is None.
     """
     # Include parameters in rows that have been frozen since. Otherwise `flat` would move all others out of their rows.
     parameters = {name: p for name, p in fused.stacked.items() if p.requires_grad or fused.in_rows(name)}

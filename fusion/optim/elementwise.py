@@ -256,8 +256,8 @@ def schedule_free(
 ) -> None:
     """Schedule-Free SGD, or AdamW if v is given (Defazio et al. 2024, Algorithm 1).
 
-    p are the weights at which gradients are taken. The direction u is g for SGD, and Adam's direction for AdamW. The
-    rule is `p = lerp(p, z, share) + move (u + pull p)` and `z -= step_size (u + pull p)`. `first` is 1 at the first
+    p are the weights at which gradients are taken. The direction u is g for SGD, and `g / (sqrt(v) + eps)` for AdamW.
+    The rule is `p = lerp(p, z, share) + move (u + pull p)` and `z -= step_size (u + pull p)`. `first` is 1 at the first
     step, which copies the weights to z, and 0 later.
     """
     z.lerp_(p, first)

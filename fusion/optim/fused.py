@@ -63,7 +63,7 @@ class FusedOptimizer(OptimizerState):
     def can_be_recorded(self) -> bool:
         """Return whether `step` can be recorded, because it exchanges no values between host and device.
 
-        It is not possible with Muon, NAdam, or members that torch updates, nor with Adafactor on a GPU.
+        Recording is not possible with Muon, NAdam, or members that torch updates, nor with Adafactor on a GPU.
         """
         waiting = ("muon", "nadam", *(["adafactor"] if self.lr_factor_K.is_cuda else []))
         return all(hp.is_vectorized and hp.kind not in waiting for hp in self.members)

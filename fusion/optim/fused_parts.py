@@ -17,7 +17,9 @@ from fusion.optim.state import OptimizerState
 
 
 class FusedByPart(FusedOptimizer):
-    """Joins one `FusedOptimizer` for each part of a model. Each method calls the same method of all these optimizers.
+    """Joins one `FusedOptimizer` for each part of a model.
+
+    The optimizers of the parts hold the state. Each method calls the same method of all of them.
 
     Args:
         parts: Name of the part -> its optimizer. All update the same model, but different parameters.

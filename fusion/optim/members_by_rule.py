@@ -99,7 +99,7 @@ class RuleMembers:
 
 
 def wide(values_R: Tensor, like: Tensor) -> Tensor:
-    """Return one value for each member with the dtype of a tensor [R, ...], shaped [R, 1, ...] for broadcasting."""
+    """Shape values [R] as [R, 1, ...], to broadcast with `like` [R, ...], in its dtype and on its device."""
     return values_R.to(like).view(-1, *[1] * (like.dim() - 1))
 
 

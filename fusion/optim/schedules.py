@@ -35,8 +35,8 @@ def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int, steps_pe
     1-sqrt cooldown of "wsd" is that of Hägele et al. 2024 (arXiv:2405.18392), by default over the last fifth of the
     training. With one_cycle, `lr` is the highest learning rate, and the momentum does not change.
 
-    The warm-up is linear. It lasts for the share `warmup` of the training, or for `warmup_epochs`. Step i of n has the
-    factor (i + 1) / n, as in LinearLR(start_factor=1 / n, total_iters=n - 1). A factor of 0 would waste a step.
+    The warm-up is linear. It lasts for the share `warmup` of the training, or for `warmup_epochs`. Step i of n (from 0)
+    has the factor (i + 1) / n, as in LinearLR(start_factor=1 / n, total_iters=n - 1). A factor of 0 would waste a step.
 
     Args:
         config: The keys `schedule`, `decay_start`, `floor`, `gamma`, `step_size`, `warmup` and `warmup_epochs`, with

@@ -91,7 +91,7 @@ class OptimizerState:
         self.lr_factor_K.copy_(factor_K)
 
     def schedule(self, factors: Sequence[Sequence[float]]) -> None:
-        """Set the factors [S, K] of the next S steps at once, so that no step waits for them. Then the last row stays.
+        """Set the factors [S, K] of the next S steps, so that no step waits for them. Later steps use the last row.
 
         The schedule stays after `keep`, and `state_dict` saves it. After `concat`, set it again.
 

@@ -186,7 +186,7 @@ def _following(hook: Any, parts: set[int]) -> Any:
 
 
 class _Following:
-    """A function whose closure holds parts of a module. In a deep copy of the module, it holds the copied parts."""
+    """A function whose closure holds parts of a module. Unlike a plain function's, its deep copy holds copied parts."""
 
     def __init__(self, function: types.FunctionType, parts: dict[int, Any]) -> None:
         self.function, self.parts = function, parts

@@ -24,7 +24,8 @@ class FusionPlan:
     """A plan for training trials of one shape.
 
     Attributes:
-        width: Number of members in a group. With 1, trials train one after another: fusing is slower or not possible.
+        width: Number of members in a group. With 1, trials train one after another, because fusing does not pay or is
+            not possible.
         limit: The largest width that fits memory; None if the memory is not known.
         bytes_per_trial: Memory that each member adds.
         fixed_bytes: Memory that a group takes at any width.
@@ -123,7 +124,7 @@ def memory_line(peak_bytes: Mapping[int, int]) -> tuple[int, int]:
     slope = sum((K - mean_K) * (peak - mean_peak) for K, peak in points) / spread if spread else 0.0
     fixed = mean_peak - slope * mean_K
     if slope <= 0 or fixed < 0:
-        # Memory is never negative. If the fit gives a negative slope or offset, fit a line through the origin instead.
+        # Memory is never negative, and grows with K. If the fit contradicts this, fit a line through the origin.
         fixed, slope = 0.0, sum(K * peak for K, peak in points) / sum(K * K for K, _ in points)
     return round(fixed), round(slope)
 

@@ -1,6 +1,7 @@
 """Rules for running one operator for K members at once, where torch's batching rule is slow or missing.
 
-Many rules fold K into another axis: K and N samples become one axis of K*N samples, and torch's kernel runs once.
+Many rules fold K into another axis. For example, K members with N samples each become one axis of K*N samples, so
+torch's kernel runs once.
 """
 
 from fusion.evaluate.rules.autograd_functions import functions_member_by_member

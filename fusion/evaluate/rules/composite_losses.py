@@ -1,4 +1,4 @@
-"""Losses that this package implements itself, because torch's loop over members or branch on values under `vmap`."""
+"""Losses that this package implements itself. Under `vmap`, those of torch loop over members or branch on values."""
 
 from __future__ import annotations
 

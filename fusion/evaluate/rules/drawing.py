@@ -16,7 +16,7 @@ from fusion.evaluate.rules.member import Member, Rule
 from fusion.streams import Streams
 
 Draws = Callable[..., bool]
-"""A function of the arguments of a call; returns True if the call draws random numbers from a global generator."""
+"""A function of a call's arguments. It returns True if the call draws from a global generator, not a given one."""
 
 
 def member_by_member(function: Callable[..., Any], streams: Streams, *, plain_scalars: bool = False) -> Rule:
@@ -69,7 +69,7 @@ def strides_alone(x_K: Tensor) -> tuple[int, ...]:
 class ChannelsFirst(TorchFunctionMode):
     """Makes a module that runs alone draw random numbers in the order of fused members: see `strides_alone`.
 
-    This matters if the module's own activations have channels-last strides, as those of a transformer before a
+    This matters if the module's own activations have channels-last strides, for example in a transformer before a
     convolution.
     """
 

@@ -2,7 +2,7 @@
 
 Under `vmap`, operators see tensors that hide the axis of the K members. A rule gets `Member(value, dim)` instead: the
 whole value, and the position of its K axis (None if all members share the value). The rule runs below `vmap`, on whole
-values. Autograd then records one operation for all members instead of one per member.
+values. Autograd then records one operation for all members.
 
 The public way to do this is a `torch.autograd.Function` with a `vmap` method. It costs about 0.15 ms for each operator,
 more than the arithmetic of a small layer. Private functions of torch replace it; only this file calls them.

@@ -193,9 +193,9 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
         return known is not None and known() is x
 
     def of_each(self, x: Any) -> Any:
-        """Return the members' own copies of `x` if `x` is a shared tensor that was copied for each; else return `x`.
+        """Return the members' own copies of `x` if `x` is a shared tensor that has been copied; else return `x`.
 
-        `REQUIRING` and `_is_new` tell which tensors are copied.
+        `REQUIRING` and `_is_new` tell which tensors are copied for each member.
         """
         known, own = self._own.get(id(x), (None, None)) if isinstance(x, Tensor) else (None, None)
         return x if known is not x or known is None else own
