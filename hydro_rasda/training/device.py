@@ -147,15 +147,15 @@ class DeviceTrainer:
         return self._paces[heat]
 
     def train(self, tasks: Sequence[Task], work: Work, devices: int = 1) -> Generator[Finished, None, None]:
-        """Train one task of fused groups, or several full-size models; `cores` of them train at the same time.
+        """Train one task of fused groups, or several full-size models. At most `cores` of them train at the same time.
 
         Args:
             devices: Number of devices, this one included, that share the trials with the same milestone.
 
         Yields:
             Each task when it is done. The wall time of models that train at the same time is divided among them. A task
-            of the user's own loop is yielded in parts, a trial each, so that no trial waits for another. Parts and
-            tasks that have not begun when time is over, or when a score is good enough, are left out.
+            of the user's own loop is yielded in parts, a trial each, so that no trial waits for another. If these train
+            in forks, those that have not begun when time is over, or when a score is good enough, are left out.
         """
         if self._problem.is_own(tasks[0].heat):
             tasks = [part for task in tasks for part in ([task] if task.is_full_size else task.apart())]
