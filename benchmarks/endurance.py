@@ -41,7 +41,7 @@ _OF_RAY = (
     "ray/_private/runtime_env/agent/main.py",
     "ray/dashboard/agent.py",
 )
-"""Ends of the commands of Ray's own processes: of agents, and of workers that still start and have no name yet."""
+"""Ends of words in the commands of Ray's own processes: agents, and workers that still start and have no name yet."""
 
 
 class ProcessGroup:

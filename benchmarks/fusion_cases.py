@@ -24,7 +24,7 @@ class Case:
     config: dict[str, Any]
 
     def trials(self, count: int, seed: int) -> tuple[list[nn.Module], list[dict[str, Any]]]:
-        """Return models with different initial weights, and configurations with learning rates over a factor of 10."""
+        """Return models with different initial weights, and configurations whose learning rates span a factor of 10."""
         torch.manual_seed(seed)
         rates = [10 ** (k / max(count - 1, 1)) for k in range(count)]
         configs = [{**self.config, "lr": self.config["lr"] * rate} for rate in rates]

@@ -256,7 +256,7 @@ def missing(row: Row) -> list[str]:
 
 
 def of_cells(folder: Path) -> list[Row]:
-    """Read from cells of `benchmarks.vs_asha` the models that ASHA in one process had in the time of `tune`."""
+    """Read rows of wide tasks from cells of `benchmarks.vs_asha`: test scores of `tune` and of ASHA in one process."""
     rows: list[Row] = []
     for path in sorted(folder.glob("wide_*-asha-*.json")):
         cell, own = read(path), read(path.with_name(path.name.replace("asha", "tune")))

@@ -165,7 +165,7 @@ def scheduler(trials: int) -> Numbers:
 
 
 def simulator(gpus: int, trials: int, max_t: int = 81, repeats: int = 3) -> Numbers:
-    """Measure the CPU time for each event of a simulated search, and the events a minute. Half are decisions."""
+    """Measure the CPU time for each event of a simulated search, and events a minute. Half of them are decisions."""
     plan = Plan(RASDA(max_t, 1))
     workload, cluster = power_law(trials, max_t, 0), Cluster.uniform(gpus)
     cost = CostModel(step_seconds=0.1, steps=100, restart_seconds=10.0, epoch_noise=0.05)

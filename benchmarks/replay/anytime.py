@@ -3,7 +3,7 @@
 A stopped method hands over the model that validated best among all that it trained at full width so far, as far as it
 is trained. The method itself might choose another one. Trainings are followed epoch by epoch, even if a method asks for
 several epochs at once. Before anything is trained at full width, a run counts as `MOST` standard deviations behind the
-best. No run counts more than that.
+best. No run counts as further behind than that.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def regrets(table: Table, policy: Policy, resamples: int = RESAMPLES) -> tuple[F
 
 
 def in_time(table: Table, resamples: int = RESAMPLES) -> Floats:
-    """Return the mean regret on one task at each of `SHARES` of the cost of today's rule; `IN_TIME` has a row each."""
+    """Return the mean regret on one task at `SHARES` of the cost of today's rule, with a row for each of `IN_TIME`."""
     searches = in_hand(table, [today, *(METHODS[name].policy for name in IN_TIME)], resamples)
     found: Floats = np.mean([[one.at(SHARES * full.whole) for one in others] for full, *others in searches], 0)
     return found

@@ -96,7 +96,7 @@ def replayed(setup: Setup, policy: Policy) -> Replayed:
 
 
 class Agreement(NamedTuple):
-    """Numbers of searches: all, those on which replay and live agree, and those that reach ASHA's score in either."""
+    """Numbers of searches: all, those alike in replay and live, and those that reach ASHA's score live and replayed."""
 
     searches: int
     alike: int

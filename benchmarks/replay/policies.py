@@ -138,7 +138,10 @@ def best_of(scores: Mapping[int, float], count: int) -> list[int]:
 
 
 def asha(search: Search) -> int:
-    """Run ASHA at full size (Li et al. 2020, as Ray stops trials), and return the best trial that finished."""
+    """Run ASHA at full size, one trial after another, and return the best trial that finished.
+
+    The rule is that of Li et al. (2020), with which Ray stops trials.
+    """
     rule = AsyncSuccessiveHalving(search.max_t, 1, REDUCTION_FACTOR, mode="max")
     rungs, finished = rule.init(), dict[int, float]()
     for n in search.numbers:

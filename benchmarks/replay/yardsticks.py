@@ -35,7 +35,7 @@ NOT_TO_CHOOSE = ("spoken_digits",)
 MOST_TRAININGS = 4.0
 """A half chooses no rule with a higher mean cost over its tasks. On some tasks, a sweep costs as much as a race."""
 MOST = 10.0
-"""The most standard deviations between seeds that a winner counts as behind. A diverged one is infinitely behind."""
+"""The most standard deviations between seeds that a winner counts as behind. Diverged ones would be infinitely so."""
 RULES: dict[str, Policy] = {
     TODAY: today,
     "Hyperband sweeps": Tune(rule="hyperband"),

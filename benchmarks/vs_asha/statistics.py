@@ -274,7 +274,7 @@ def overall(tasks: Mapping[str, Mapping[str, Sequence[Cell]]], method: str) -> O
 def compared(
     pairs: Sequence[tuple[Cell, Cell]], methods: Mapping[str, Sequence[Cell]]
 ) -> tuple[list[float], list[bool]]:
-    """Return, for each pair, by how many seed spreads the first tests better, and whether it reached the second."""
+    """Return, for each pair, by how many seed spreads the first tests better, and if it reached the second's score."""
     spread_of_seeds = _spread_of(methods)
     gains = [_better(cell, cell["winner"]["test"], base["winner"]["test"]) / spread_of_seeds for cell, base in pairs]
     return gains, [as_good(cell, base) for cell, base in pairs]

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Inside a Slurm job, start Ray's head on the first node and a worker on each other one, then run. Ray ends with it.
+# Inside a Slurm job, start Ray's head on the first node and a worker on each other one, then the command RUN of
+# settings.sh. Ray ends with the job.
 set -euo pipefail
 # sbatch runs a copy of this file from its spool. submit.sh says where the original is.
 here=${HYDRO_RASDA_SLURM:-$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)}

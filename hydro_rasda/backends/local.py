@@ -76,7 +76,7 @@ class LocalBackend:
 
     @property
     def device(self) -> torch.device:
-        """The only device; with several devices the CPU, because the problem is sent to them from its memory."""
+        """The only device. If there are several, the CPU, because the problem is sent to them from the CPU's memory."""
         return self.devices[0] if len(self.devices) == 1 else torch.device("cpu")
 
     @contextmanager

@@ -214,7 +214,7 @@ class DevicePool:
         return min(self._devices[number].cores, -(-task.beside // self._capacity()))
 
     def busy(self) -> bool:
-        """Return True also if every device's process has died, because work continues once one is back in time."""
+        """Return True also if all processes have died and time is left, because work continues once one is back."""
         if self._none_is_there():
             return bool(self._done) or not self._run.out_of_time("race")
         return bool(self._given or self._next or self._done or self._under_way)
@@ -407,7 +407,7 @@ class DevicePool:
             self._done.append(replace(finished, device=first))
 
     def _hear_out(self, work: _Work) -> None:
-        """Wait a moment for other ranks' endings, because the first one may have failed only because another died."""
+        """Wait a moment for other ranks' endings, because the first that failed may only have missed one that died."""
         until = time.monotonic() + _LAST_WORDS_S
         while len(work.endings) < len(work.devices) and time.monotonic() < until:
             silent = {self._devices[number].answer: number for number in work.devices}

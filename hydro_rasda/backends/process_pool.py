@@ -171,7 +171,7 @@ class _Process:
         # The script may have added to `sys.path`, so pass it on.
         environment = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(sys.path)}
         command = [sys.executable, "-c", _SERVE.format(theirs.fileno(), os.getpid())]
-        # In a session of its own, the process gets no Ctrl-C, because the tuner ends it.
+        # In a session of its own, the process gets no Ctrl-C. The tuner ends it instead.
         self._popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True)
         theirs.close()
         self._send("open", problem, str(where), threads, share)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def print_best(path: str, style: str, trial: int | None, export: str | None, recipe: bool = False) -> bool:
-    """Print the configuration of a trial (by default the best), or its recipe; return False if no trial has a score."""
+    """Print the configuration or recipe of a trial. None is the best; return False if no trial has a score then."""
     record = read_record(path)
     if trial is None and best_score(record)[1] is None:
         return False

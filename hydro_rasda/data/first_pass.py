@@ -18,8 +18,8 @@ from hydro_rasda.data.batches import Batch, Batches, batch_length
 SECONDS = 5.0
 """Seconds to read each of the two data sets.
 
-Data in memory are read as a whole. If other data take longer, only their start is read, and their last batch if they
-have indices.
+This suffices for data in memory. If reading takes longer, only the start of the data is read, and their last batch if
+they have indices.
 """
 
 
@@ -100,7 +100,10 @@ def _stands_out(batch: Batch, ranges: Ranges) -> bool:
 
 
 def _measures(batch: Batch) -> Iterator[tuple[tuple[object, ...], int, int]]:
-    """Yield (key, smallest, largest) for each size and each tensor of integers in a batch; the key names the place."""
+    """Yield (key, smallest, largest) for each leaf of a batch, its sizes and its integers; the key names the place.
+
+    For a leaf itself, both numbers are 0, because its key alone tells whether the structure is new.
+    """
     leaves, structure = tree_flatten(batch)
     for i, leaf in enumerate(leaves):
         if not isinstance(leaf, Tensor):

@@ -21,9 +21,9 @@ MOST_FOLDS = 100
 """Largest number of folds. Every configuration trains once per fold, so more are a mistake, such as leave-one-out."""
 
 SHORTEST = 0.5
-"""The smallest fold must train on at least this share of the largest fold's examples.
+"""The smallest training set of a fold must have at least this share of the examples of the largest one.
 
-Epochs of all folds have the size of the smallest fold's training set.
+Epochs of all folds have the size of the smallest training set.
 """
 
 
@@ -52,9 +52,9 @@ class RowsOf(IndexedBatches):
 
     Args:
         rows: Indices of the examples in `base`.
-        common: Number of examples in the smallest fold. A training epoch draws `common` examples, other ones in each
-            epoch. In evaluation, the first `common` examples form batches of their own, whose sizes are equal in all
-            folds.
+        common: The smallest number of rows of any fold: training rows if `rows` are training rows, else validation
+            rows. A training epoch draws `common` examples, other ones in each epoch. In evaluation, the first `common`
+            examples form batches of their own, whose sizes are equal in all folds.
     """
 
     def __init__(self, base: IndexedBatches, rows: Tensor, seed: int, common: int) -> None:

@@ -101,7 +101,7 @@ Collator = Callable[[list[Any]], Any]
 
 @dataclass(frozen=True)
 class TrainLoader:
-    """`make_loader(batch_size)` for training. A batch gives one update, so it holds `parts` batches of the library.
+    """`make_loader(batch_size)` for training. A batch gives one update, so it holds `parts` of the other library's.
 
     If `drop_last` is True, a smaller last part is left out. If `shuffle` is True, each epoch has its own random order.
     """

@@ -97,7 +97,7 @@ def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
     """Draw the metric after each epoch, for surrogates above and for full-size models below.
 
     If a heat has up to 60 curves, all are drawn, and surrogates have the color of the rung that stopped them. If it has
-    more, the figure shows the median and the bands of 25-75 % and 10-90 % of the trials that trained each epoch. The
+    more, the figure shows the median and the bands of 25-75 % and 10-90 % over the trials at each epoch. The
     finalists' curves are drawn above these; of more than 60 finalists, only the best 8. Dotted lines are rungs, at
     which trials were compared. Their labels say how many trials went on.
 

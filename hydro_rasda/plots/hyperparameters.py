@@ -227,7 +227,7 @@ def _axis(name: str, trials: Sequence[TrialRecord], even: Set[str]) -> tuple[lis
     """Return the values of a hyperparameter and the axis for them.
 
     An axis of numbers is logarithmic if they span more than a factor of 20 and the space does not draw them evenly
-    (`even`); otherwise it is linear. Other values become category names. So do integers if at most `_NAMED` differ.
+    (`even`); otherwise it is linear. Other values become category names, and so do at most `_NAMED` different integers.
 
     A trial without the hyperparameter has the value None on an axis of numbers, and the name `_ABSENT` among names.
     """
@@ -352,7 +352,7 @@ def importance_bars(found: Mapping[str, float]) -> Figure:
 
 
 def importance_of(result: RunRecord) -> dict[str, float]:
-    """Compute the importances, the largest first; empty for too few or equal trials, or if the run's folder is gone."""
+    """Compute the importances, the largest first; empty if trials are too few or alike, or the run's folder is gone."""
     if not (result.path / "run.json").is_file():
         return {}
     study = places(result, _FOR_IMPORTANCE)
@@ -375,7 +375,11 @@ def importance_of(result: RunRecord) -> dict[str, float]:
 
 
 def places(result: RunRecord, most: int | None = None) -> Study:
-    """Make an Optuna study of all trials that have begun, or of an even sample of `most`; the best has the value 1."""
+    """Make an Optuna study whose values are places in the ranking, 1 for the best.
+
+    It has all trials that have begun; with `most`, an even sample of at most this number. Trials without a finite score
+    share the last place.
+    """
     import optuna
 
     with quiet():

@@ -1,4 +1,4 @@
-"""Run a model on single batches before any training, to find batches that it cannot take and non-finite losses."""
+"""Run a model on single batches before training, to find batches that it cannot take and losses never finite."""
 
 from __future__ import annotations
 

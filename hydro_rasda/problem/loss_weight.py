@@ -20,7 +20,7 @@ LOSS_WEIGHT = f"{WEIGHT}/loss"
 
 
 def whole(target: Tensor) -> Tensor:
-    """Convert a uint8 target to int64. In uint8, -100 would be class 156, and torch would treat an index as a mask."""
+    """Convert a uint8 target to int64. In uint8, -100 would be class 156, and torch takes a uint8 index as a mask."""
     return target.long() if target.dtype == torch.uint8 else target
 
 

@@ -333,7 +333,10 @@ class Problem(Findings):
             return shrink(self._target(trial), self.settings.sweep.surrogate, self.example_input)
 
     def _structure(self, target: nn.Module) -> str:
-        """Return a key that is equal for full-size models that one plan narrows; it ignores floats."""
+        """Return a key that is equal for full-size models that one plan narrows.
+
+        It ignores floats, although a model may branch on them. `_shrunk` then makes the model narrower without a plan.
+        """
         modes = tuple(module.training for module in target.modules())
         example = tree_map(lambda leaf: outline(leaf) if isinstance(leaf, Tensor) else leaf, self.example_input)
         key = fusion_key(target, modes, self.settings.sweep.surrogate, repr(example))

@@ -21,7 +21,7 @@ _PLAIN = (bool, int, float, str, Secret, type(None))
 
 
 class ConfigKept(Exception):
-    """The model still has a reference to its configuration after the model function has returned."""
+    """After the model function has returned, something, usually the model, still refers to the configuration."""
 
 
 class Notes:

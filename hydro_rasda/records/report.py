@@ -147,7 +147,7 @@ def kept_weights(result: RunRecord) -> str:
 
 
 def chosen_line(result: RunRecord) -> list[str]:
-    """Say which weights are the result of the winner; return no line if no full-size model has a metric."""
+    """Say which weights the winner keeps; return no line if no full-size model has a metric."""
     by = kept_weights(result)
     return [f"trial {result.best_trial} wins, by {result.metric} ({result.mode}); it keeps {by}"] if by else []
 

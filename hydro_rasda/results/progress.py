@@ -212,7 +212,7 @@ class Progress:
 
 
 DRAW_SECONDS = 0.5
-"""The least seconds between two drawings of the bar."""
+"""The minimum time in seconds between two drawings of the bar."""
 
 
 class NotebookProgress(Progress):

@@ -61,7 +61,7 @@ def check_branches(space: Space, where: str = "space") -> None:
 
 
 def restricted(space: Space, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fix the values of a full or partial configuration in a space, and leave out branches that contradict them."""
+    """Return a space with the fixed values of a full or partial configuration, without branches that contradict it."""
     found: dict[str, Any] = {}
     for key, value in space.items():
         if not is_branching(value):

@@ -259,7 +259,7 @@ def _can_be_read(name: str, space: Mapping[str, Any], part: str = "") -> bool:
 
 
 def reached(name: str, space: Mapping[str, Any]) -> list[Any]:
-    """Return the extreme values of a key: the bounds of a range, and each value of a list.
+    """Return the extreme values of a key: both ends of a range, and each value of a choice or a grid.
 
     The list is empty if no configuration has the key, or if only sampling can tell its values.
     """

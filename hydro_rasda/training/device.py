@@ -82,7 +82,8 @@ class DeviceTrainer:
 
     Args:
         may_die: True if this process serves only this device and is replaced if it dies. A single core then trains in
-            this process, not in a fork. False if this process must survive: then tasks train in forks.
+            this process, not in a fork. False if this process must survive. Then tasks train in forks whenever
+            processes can share the device and the data.
 
     Attributes:
         children: Number of processes that are forked to train at the same time; 0 if this process trains.
@@ -131,7 +132,7 @@ class DeviceTrainer:
         self._live.drop()
 
     def _is_tight(self) -> bool:
-        """Tell whether memory may be too small for a full-size model on each core; false if no memory peak is known."""
+        """Tell whether memory may be too small for a full-size model on each core, by its expected peak."""
         return self.cores > 1 and self.cores * self._peaks_of("race").expected("of any kind") > self.free
 
     def _peaks_of(self, heat: HeatName, width: float | None = None) -> Peaks:
@@ -146,15 +147,15 @@ class DeviceTrainer:
         return self._paces[heat]
 
     def train(self, tasks: Sequence[Task], work: Work, devices: int = 1) -> Generator[Finished, None, None]:
-        """Train one task of fused groups, or several full-size models; `cores` of them train at the same time.
+        """Train one task of fused groups, or several full-size models. At most `cores` of them train at the same time.
 
         Args:
             devices: Number of devices, this one included, that share the trials with the same milestone.
 
         Yields:
             Each task when it is done. The wall time of models that train at the same time is divided among them. A task
-            of the user's own loop is yielded in parts, a trial each, so that no trial waits for another. Parts and
-            tasks that have not begun when time is over, or when a score is good enough, are left out.
+            of the user's own loop is yielded in parts, a trial each, so that no trial waits for another. If these train
+            in forks, those that have not begun when time is over, or when a score is good enough, are left out.
         """
         if self._problem.is_own(tasks[0].heat):
             tasks = [part for task in tasks for part in ([task] if task.is_full_size else task.apart())]
@@ -177,7 +178,7 @@ class DeviceTrainer:
         return joined(self._settled(part, outcomes[i], forked, deaths) for i, part in enumerate(tasks))
 
     def _train_models(self, tasks: Sequence[Task], work: Work, devices: int) -> Iterator[Finished]:
-        """Train full-size models, or models of the user's own loop, at the same time. Fewer models get more threads."""
+        """Train full-size models, or models of the user's own loop, side by side. With fewer, each has more threads."""
         self.forget_group()
         if not self.children:
             yield from (Finished(task, self._train_part(task, work, work.notify)) for task in tasks)

@@ -35,7 +35,7 @@ ARRIVAL = timedelta(minutes=5)
 
 def file_store(path: Path, world: int) -> Store:
     """Return a store in a file, for ranks of one machine. No other user should be able to enter the file's folder."""
-    # Otherwise gloo listens on all interfaces, and anyone who reaches the machine could write into the training.
+    # By default, gloo listens on all interfaces, and anyone who reaches the machine could write into the training.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     return dist.FileStore(str(path), world)  # type: ignore[attr-defined]  # not exported
 

@@ -195,7 +195,7 @@ class RankPlace:
     """The place of a process among those that train one full-size model.
 
     Attributes:
-        growth: Number of ranks, divided by the number of workers with which trials start.
+        growth: Number of ranks, divided by the number of workers with which trials start; at least 1.
         through: The backend of torch.distributed. NCCL needs a GPU for each rank.
         carried: The values of `Worker.saved` besides the training state: "rescaled" and "measured".
     """

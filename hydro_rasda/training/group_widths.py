@@ -55,7 +55,7 @@ from hydro_rasda.training.lr_and_decay_by_parameter import multipliers, optimize
 COMPILED_FROM = 300.0
 """Compiled steps are tried if training from one milestone to the next takes at least this many seconds.
 
-Compiling a small model's step takes 10 to 30 seconds. This loss is small if compiled steps are no faster.
+Compiling a small model's step takes 10 to 30 seconds. If compiled steps are no faster, only this time is lost.
 """
 
 MEASURED_FROM = 2000
@@ -178,8 +178,8 @@ def _measured(
 ) -> dict[str, Measured | None]:
     """Measure kinds in `children` forked processes at a time, and remember the measurement of each kind under its key.
 
-    `work[kind]` measures a kind. Measuring ends at the time `until` of the monotonic clock. A kind that could not be
-    measured gets None, and a warning names the consequence, `otherwise`.
+    If `children` is 0, this process measures. `work[kind]` measures a kind. Measuring ends at the time `until` of the
+    monotonic clock. A kind that could not be measured gets None, and a warning names the consequence, `otherwise`.
     """
     pace = HangDetector("nothing was measured", foreseen=problem.epoch_seconds)
     found = dict[str, Measured | None]()

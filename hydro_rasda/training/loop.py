@@ -140,7 +140,7 @@ def _validated(learner: Learner, problem: Problem, batch_size: int, averaged: bo
 
 
 def _evaluated(learner: Learner, shares: Sequence[Share | None]) -> Sequence[Mapping[str, Tensor] | None]:
-    """Return the metrics of all models on the only share; or, for several shares, those of each share's own models."""
+    """Return the metrics of all models on the only share, or of each trial's model `i` on share `i` of several."""
     batches = [None if share is None else share.batch for share in shares]
     if len(batches) == 1:
         return [learner.evaluate(batches[0])]

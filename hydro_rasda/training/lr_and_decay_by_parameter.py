@@ -17,7 +17,10 @@ from hydro_rasda.problem.precision import as_given
 from surrogate import lr_multipliers, weight_decay_multipliers
 
 Multipliers = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""Factors `multipliers[argument][optimizer][parameter]`; the arguments are keywords of `fusion.fused_optimizer`."""
+"""Factors `multipliers[argument][optimizer][parameter]`.
+
+The arguments are keywords of `fusion.optim.optimizer` and `fusion.fused_optimizer`.
+"""
 
 
 def optimizer_settings(objective: Objective, model: nn.Module, config: Mapping[str, Any]) -> OptimizerSettings:

@@ -37,7 +37,7 @@ def noise_in_workers(report: Mapping[str, Any], workers: int) -> float:
 
 
 _STEPS, _ITERATIONS = 1000, 32
-"""The last `_STEPS` steps of an iteration count, and the last `_ITERATIONS` iterations with a number of workers."""
+"""Only the last `_STEPS` steps of an iteration count, and the last `_ITERATIONS` iterations of a number of workers."""
 
 
 class StepTimes:

@@ -38,7 +38,7 @@ from hydro_rasda.training.group_training import Load
 
 
 def worker_resources(nodes: Sequence[Mapping[str, float]], asked: Mapping[str, float] | None) -> dict[str, float]:
-    """Return the resources of one device: `asked`, else a GPU if there are any, else all CPUs of the most common node.
+    """Return the resources of a device: `asked`, else a GPU if there are any, else the most common number of CPUs.
 
     >>> worker_resources([{"CPU": 4}, {"CPU": 16}, {"CPU": 16}], None)
     {'CPU': 16}
@@ -269,7 +269,10 @@ class RayBackend:
 
 @contextlib.contextmanager
 def _connected(address: str | None) -> Iterator[None]:
-    """Within the context, connect this process to the cluster at `address`, or to a new one if `address` is None."""
+    """Within the context, connect this process to the cluster at `address`.
+
+    If `address` is None, use the connection that this process already has, or else start Ray on this machine.
+    """
     if ray.is_initialized():
         require(address is None, "address", address, "None: this process is connected to Ray already")
         yield
@@ -283,7 +286,7 @@ def _connected(address: str | None) -> Iterator[None]:
 
 def _start_ray(address: str | None) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray's log is off, because the run reports progress in its own words, and failures with their tracebacks.
+    # Ray logs only errors, because the run reports progress in its own words, and failures with their tracebacks.
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
         # Use as many CPU slots as this process has threads, and its own path for modules.

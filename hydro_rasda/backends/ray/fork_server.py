@@ -38,7 +38,7 @@ from hydro_rasda.processes.temporary_folders import lives, remove_left
 IDLE_S = 60.0
 _TICK_MS = 1000
 _SILENT_S = 5.0
-"""If the client that sends a function is silent for this number of seconds, the next client sends the function."""
+"""If the client that sends a function is silent for this number of seconds, the function's next client sends it."""
 _KEPT_PAYLOADS = 2
 
 

@@ -112,7 +112,7 @@ class ControllerStage:
         self._controller = getattr(controller, "_tune_controller", controller)
 
     def check_reuse(self, trial: Trial) -> None:
-        """Raise ValueError if actors are reused that cannot be reset; otherwise warn of the cost of reuse."""
+        """Warn of the cost if actors are reused. Raise ValueError if they are reused but cannot be reset."""
         if not self._controller._reuse_actors:
             return
         if trial.get_trainable_cls().reset_config is Trainable.reset_config:

@@ -89,7 +89,10 @@ logger = logging.getLogger(__name__)
 
 
 class Sizes:
-    """The numbers of the trials' workers. Each worker is a bundle of a placement group."""
+    """The numbers of the trials' workers, which are bundles of placement groups.
+
+    It warns if the cluster cannot hold the workers that are due.
+    """
 
     def __init__(self, worker: Mapping[str, float]) -> None:
         self.slots = Slots(worker)

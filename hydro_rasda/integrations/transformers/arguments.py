@@ -69,8 +69,8 @@ _WITHOUT_EFFECT = {
     *("dataloader_multiprocessing_context", "dataloader_in_order"),
 }
 _WITHOUT_EFFECT_PREFIXES = ("logging_", "save_", "hub_", "push_to_hub_", "trackio_", "ddp_")
-"""Prefixes of more such arguments. They change what is printed, saved, sent or compiled, or the speed of a step, but
-not its result."""
+"""Arguments in `_WITHOUT_EFFECT` or with these prefixes have no effect on the result of a step. They change what is
+printed, saved, sent or compiled, or the speed of a step."""
 
 _SEVERAL = "several devices train by `race=RaceConfig(workers=...)`, which split a model with `strategy='fsdp'`"
 _REASONS = {
