@@ -76,7 +76,8 @@ def plan_fusion(
 
     Raises:
         ValueError: if there is no module, if modules and configs differ in number, or if a bound is not positive.
-        RuntimeError: if one trial does not fit with one sample at a time; often a `torch.OutOfMemoryError`.
+        RuntimeError, MemoryError: if one trial does not fit with one sample at a time; often a
+            `torch.OutOfMemoryError`.
     """
     check_each("modules", modules, nn.Module)
     check_each("configs", configs, Mapping, len(modules))
