@@ -151,7 +151,7 @@ def _kind(task: Task) -> str:
 
 
 def _text(value: object, levels: int = 9) -> str:
-    """Return an argument as text that is the same in every process; for no plain value, return the name of its type."""
+    """Return an argument as text that is the same in every process; the name of its type if it is no plain value."""
     if value is None or isinstance(value, (str, bytes, Number, PurePath)):
         return repr(value)
     if levels and isinstance(value, (list, tuple)):
