@@ -60,7 +60,7 @@ class _Numbers(Sequence[int]):
 
 
 class _IdleDevices:
-    """Idle devices that take tasks in turn. The speed of each device is looked up once.
+    """Idle devices that take tasks in turn. Their speeds are summed up once for each kind.
 
     Attributes:
         left: The devices that have no task yet. The last item is the next device.
