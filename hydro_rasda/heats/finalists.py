@@ -98,7 +98,7 @@ def finalists_in_time(run: Run, search: Search, copies: Collection[int] = ()) ->
 
 
 def finalists_found(run: Run, search: Search, found: Sequence[int]) -> list[int]:
-    """End the sweep, because full-size models of the trials `found` reached `stop_at`. Return up to `top_k` of these."""
+    """End the sweep, because full-size models of the trials `found` reached `stop_at`. Return at most `top_k`."""
     for number in sorted(run.history.sweep.trials):
         search.close(number)
     finalists = [*found[: run.settings.race.top_k]]

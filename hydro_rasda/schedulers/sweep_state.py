@@ -110,8 +110,7 @@ class SweepState:
         ended: In the race, maps each trial that cannot train any further, whatever the rule decides, to the way it
             ended.
         spent: Epochs that all trials have trained so far.
-        at_chance: In the race, True if no compared trial beats a constant prediction. False if one does, or if the
-            score of that prediction is unknown.
+        at_chance: In the race, True if the score of a constant prediction is known, and no compared trial beats it.
         left: Number of configurations that can be admitted now; 0 if none are left.
         idle: True if a device has no work until the rule lets a trial continue; otherwise False.
     """
