@@ -25,7 +25,7 @@ class Span:
 
     Attributes:
         start: Number of epochs trained before it.
-        stop: Number of epochs trained after it.
+        stop: Number of epochs trained once it is done, those before it included.
     """
 
     start: int

@@ -213,7 +213,7 @@ def tune(
     request.check()
     _check_run(resume, name, progress, callbacks)
     plain = warnings_in_one_line() if progress else contextlib.nullcontext()
-    trains = torch.inference_mode(False)  # gradients are needed even if the caller has switched them off
+    trains = torch.inference_mode(False)  # also switches gradients on if the caller has switched them off
     with plain, HeldBack() as held_back, _never_ending_well(), preserved_generators(), trains:
         return _run(request, trains_on, folder, name, resume, progress, callbacks, held_back)
 
@@ -369,7 +369,7 @@ def _recall(search: Search, run: Run) -> None:
 
 
 def _enough(run: Run) -> Callable[[int], bool]:
-    """Return a function that takes the number of configurations drawn so far, and tells whether to stop drawing.
+    """Return a function that takes the number of configurations found so far, and tells whether to stop drawing.
 
     Drawing stops if time is up and all recorded configurations have been drawn again.
     """

@@ -1,9 +1,9 @@
 """Train trials in the bubbles of another training, the host: while one of its ranks waits, a guest trains.
 
 The host trains in pipeline parallelism. A bubble is a time in which one of its ranks waits for a neighbor. A guest is a
-separate process beside each rank. The kernel stops the guest whenever the rank does not wait. So guest and host cannot
-affect each other's random numbers, gradients, threads or collectives. The idea is that of Hydro's coordinator, which
-interleaves trials with the pre-training of large models.
+separate process beside each rank. On a CPU, the kernel stops the guest whenever the rank does not wait. As separate
+processes, guest and host cannot affect each other's random numbers, gradients, threads or collectives. The idea is that
+of Hydro's coordinator, which interleaves trials with the pre-training of large models.
 """
 
 from typing import TYPE_CHECKING

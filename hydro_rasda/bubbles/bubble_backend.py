@@ -159,8 +159,8 @@ class BubbleDevices:
     def idle(self, task: Task | None = None) -> Sequence[int]:
         """Return the number of the only device if a task can start; otherwise an empty list.
 
-        Full-size models can start while cores are free. Any other task starts only if nothing is in training. No task
-        can start if the time is over and no guest is there.
+        A full-size model can start beside other full-size models while cores are free. Any other task starts only if
+        nothing is in training. No task can start if the time is over and no guest is there.
         """
         beside = task is not None and task.is_full_size and all(of.task.is_full_size for of in self._under_way)
         full = len(self._under_way) >= (self._groups if beside else 1)

@@ -21,7 +21,7 @@ from fusion.argument_checks import require as require
 
 
 def in_order(value: set[Any] | frozenset[Any], show: Callable[[Any], str] = repr) -> str:
-    """Return a set as text that is equal in every process, because the order in its `repr` is not.
+    """Return a set as text that is equal in every process. The order in its `repr` differs between processes.
 
     >>> in_order({"b", "a"}), in_order(frozenset({2, 1})), in_order(set())
     ("{'a', 'b'}", 'frozenset({1, 2})', 'set()')

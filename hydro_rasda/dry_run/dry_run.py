@@ -52,11 +52,11 @@ class DryRun(Findings):
     """All findings of a dry run.
 
     Attributes:
-        parameters: Maps each parameter of the first full-size model that could be built to its "shape dtype".
+        parameters: Maps each parameter of the first full-size model that passed the dry run to its "shape dtype".
         pretrained: True if initial weights do not depend on the seed. Then no surrogate was tried, because it would
             keep only a random part of the pretrained weights. Always False with `sweep.surrogate=1`.
         narrowed: The widths of the surrogate; None if no surrogate was tried.
-        metrics: Metrics of the first full-size model on its first batches, by name.
+        metrics: Metrics of that model on its first batches, by name.
     """
 
     parameters: dict[str, str]
@@ -279,7 +279,7 @@ def _addresses(model: nn.Module) -> set[int]:
 
 
 def _is_pretrained(target: nn.Module, from_another_seed: nn.Module) -> bool:
-    """Return whether a model has mostly the same weights as a model from another seed.
+    """Return whether more than `PRETRAINED_SHARE` of a model's weights are the same from another seed.
 
     Parameters with at most two different values, such as constants and identities, are ignored.
     """

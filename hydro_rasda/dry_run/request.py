@@ -152,7 +152,10 @@ class Request:
         return {name: function for name, function in given.items() if function is not None}
 
     def searcher(self) -> Searcher | None:
-        """Return a copy of the user's searcher that knows the space. The user's object can serve further runs."""
+        """Return a searcher that knows the space, from a name or as a copy of the user's; None for random search.
+
+        The user's object stays unchanged, so that it can serve further runs.
+        """
         asked = self.settings.sweep.searcher
         if isinstance(asked, str):
             return named_searcher(asked, self.space, self.settings)

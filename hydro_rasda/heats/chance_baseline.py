@@ -93,7 +93,7 @@ def chance_of(problem: Problem, batch_size: int, classes: bool) -> Chance | None
     """Return the score of the best constant prediction. The constant is the class frequencies, or the mean target.
 
     Return None if the score is unknown, for example because the loss does not accept such a prediction. Warn if the
-    user's loss or data raise any other error.
+    user's loss or data raise any other error, and no constant could be measured.
     """
     if problem.folds is not None:
         found = [chance_of(of_model, batch_size, classes) for of_model in problem.each("sweep")]

@@ -69,7 +69,7 @@ def finalists_of_rule(
 
 
 def finalists_in_time(run: Run, search: Search, copies: Collection[int] = ()) -> list[int]:
-    """Choose finalists if the time budget ended the sweep: the trials that trained longest, among these the best.
+    """Choose finalists if the time budget ended the sweep. Trials that trained longer come first, then better trials.
 
     Args:
         copies: Trials that were to continue as copies of others. They are left out, because none of them has trained
@@ -98,7 +98,7 @@ def finalists_in_time(run: Run, search: Search, copies: Collection[int] = ()) ->
 
 
 def finalists_found(run: Run, search: Search, found: Sequence[int]) -> list[int]:
-    """End the sweep, because the full-size models of the trials `found` have reached `stop_at`; return these trials."""
+    """End the sweep, because full-size models of the trials `found` reached `stop_at`. Return at most `top_k`."""
     for number in sorted(run.history.sweep.trials):
         search.close(number)
     finalists = [*found[: run.settings.race.top_k]]

@@ -45,7 +45,8 @@ def find_kinds(
 
     Args:
         children: Processes to fork for building the models; 0 builds them in this process.
-        doing: Notes the model that is being built, in case this process dies of it; None notes nothing.
+        doing: With `children=0`, notes the model that is being built, in case this process dies of it. None notes
+            nothing.
         costs: `costs[trial]` has the costs of the trial's full-size model. They are added to the unit's lines.
         until: Time of the monotonic clock after which no more models are built. The first model of each process is
             always built. The unit leaves out trials whose models were not built.
@@ -85,8 +86,8 @@ def _found(
 ) -> dict[int, _Kind]:
     """Find the kind of each trial. Each of `parts` is built in its own process, all at the same time.
 
-    If a process dies or hangs, its part is built again. If it dies at the same trial again, that trial fails, and the
-    rest of the part is built.
+    If a process dies or hangs, its part is built again. If another process then dies or hangs at the same trial, that
+    trial fails, and the rest of the part is built.
     """
     found: dict[int, _Kind] = {}
     reached = {at: part[0].number for at, part in enumerate(parts)}

@@ -35,7 +35,7 @@ _QueuePlace = tuple[tuple[int, ...], int]
 
 
 class _DeviceEnded(Exception):
-    """A device was lost while it measured."""
+    """A device's process or machine ended while it measured."""
 
 
 class _Numbers(Sequence[int]):
@@ -60,7 +60,7 @@ class _Numbers(Sequence[int]):
 
 
 class _IdleDevices:
-    """Idle devices that take tasks in turn. The speed of each device is looked up once.
+    """Idle devices that take tasks in turn. Their speeds are summed up once for each kind.
 
     Attributes:
         left: The devices that have no task yet. The last item is the next device.
@@ -156,7 +156,7 @@ class Dispatcher:
     def tasks(self, idle: Sequence[int]) -> Iterator[tuple[int, Task]]:
         """Yield each of the idle devices with its next task, until no device or no trial is left.
 
-        If a device is lost meanwhile, stop, so that the caller asks again which devices are idle.
+        If a device's process or machine ends meanwhile, stop, so that the caller asks again which devices are idle.
         """
         left = _IdleDevices(self._devices, idle)
         with contextlib.suppress(_DeviceEnded):

@@ -304,7 +304,8 @@ class Race(Heat):
         """Return a trial's position in the order of training; 0 comes first. Without `stop_at`, all trials have 0.
 
         The position is the logarithm of a ratio of costs, to base `DEARER` and rounded down. The cost is the time of an
-        epoch in the sweep; the ratio is to the cheapest finalist.
+        epoch in the trial's last training on a surrogate; the ratio is to the cheapest finalist. An unknown cost
+        gives 0.
         """
         if self._run.settings.stop_at is None:
             return 0

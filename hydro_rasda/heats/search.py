@@ -45,7 +45,7 @@ DRAWS = 100
 """At most `DRAWS * num_samples` configurations are drawn to find `num_samples` that meet the constraints."""
 
 SEARCHER_ROUNDS = 4
-"""Number of batches that a searcher gives. Before each further batch, it learns from the last batch's first rung."""
+"""Number of batches that a searcher gives. It learns from the first rung of each batch before it gives the next."""
 
 _BATCH = "search/from-"
 
@@ -258,9 +258,9 @@ def named_searcher(name: str, space: Mapping[str, Any], settings: TuneConfig) ->
 class SearcherSearch:
     """Trials from a searcher of Ray Tune, one batch at a time.
 
-    Most searchers learn only from complete trials. So when the next batch is requested, the searcher is told that the
-    trials of the last batch are complete, although they have only reached their first milestone. It is told of later
-    rungs only for the last of all batches.
+    Most searchers learn only from complete trials. So when another batch is requested, the searcher is told that the
+    trials of the previous batch are complete, although they have only reached their first milestone. It is told of
+    later rungs only for the last of all batches.
 
     A resumed run repeats all requests and results, which brings the searcher to its earlier state. A searcher without a
     seed may suggest other configurations. Then the recorded trials count, and the searcher does not learn from them.

@@ -120,7 +120,8 @@ class SurrogateHeat(Heat):
         """Let idle devices begin the leaders' full-size models, once all other trials train to the last milestone.
 
         A leader is a trial that has reached the last milestone, and stays among the best `top_k` whatever the others
-        score. The best trial at the last milestone always counts as a leader (Hydro's eager transfer).
+        score. The best trial at the last milestone counts as a leader in any case (Hydro's eager transfer). Trials that
+        have continued as copies are never leaders.
         """
         state = self.state
         last, training = max(state.scores, default=0), len(state.training)

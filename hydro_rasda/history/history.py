@@ -197,10 +197,11 @@ class History(Curves):
         last_of_race: Key of the last unit of the race.
         over: The finalists, sorted, for which the race has come to its end; None before.
         left: The last estimate of the seconds that the run still takes; None if it was not known.
-        seconds: Wall time of the run at its last unit, without live epochs.
-        now: Wall time of the run at its last unit, with live epochs.
+        seconds: Wall time of the run at its last unit that holds no live epochs.
+        now: Wall time of the run at its last unit of any sort.
         spent: Total seconds of the units of each heat.
-        epoch_seconds: For each full-size unit, the mean seconds of an epoch of one model, and the number of epochs.
+        epoch_seconds: For each full-size unit, the mean seconds of an epoch of one model, and the number of these
+            epochs.
         epoch_cost: Maps each trial to the seconds that an epoch took in its last training on a surrogate.
         checked: Values of the units of the transfer check, by name.
         refitted: Number of epochs of models that were trained once more, on the examples of all folds.

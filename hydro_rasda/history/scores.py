@@ -87,7 +87,9 @@ class Curves:
         return number_of(score_in(line, metric or self.settings.metric))
 
     def values_at(self, heat: HeatName, number: int, epoch: int, suffix: str = "") -> dict[str, float]:
-        """Return the costs, and the metrics after an epoch, by which a trial is compared; NaN for a missing metric.
+        """Return the costs, and the metrics after an epoch, by which a trial is compared.
+
+        A metric is NaN if it is missing, or if the trial had diverged.
 
         Args:
             suffix: Suffix of metrics' names. It is used for each metric that the epoch has under such a name; see
@@ -116,10 +118,10 @@ def deciding_curve(history: Curves, number: int, *, with_averages: bool = True) 
 
     With `keep="best"`, a trial hands back its best epoch, but trials are compared by their last epochs. The reason is
     that a user who trains the winner's configuration again, elsewhere or on more data, gets the weights of the last
-    epoch. If training may end by early stopping (`patience`), or a user's function returned before the end, each score
-    is that of the best epoch so far. If weights are averaged, the curve has the scores of the unaveraged weights, at
-    the epochs at which these were validated. At the end, averages also count (`final_score`), unless there are several
-    metrics.
+    epoch. But if training may end by early stopping (`patience`), or a user's function returned before the end, each
+    score is that of the best epoch so far. If weights are averaged, the curve has the scores of the unaveraged weights,
+    at the epochs at which these were validated. At the end, averages also count (`final_score`), unless there are
+    several metrics.
 
     Args:
         with_averages: False ignores averages at the end, too.

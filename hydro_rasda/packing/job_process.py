@@ -28,9 +28,9 @@ SETTLED_S = 20.0
 class Process:
     """A started job with all its processes; `shared` has the environment variables by which it shares a device.
 
-    `memory` is the peak of bytes so far, and `now` is the bytes at the last look. `expected` is the estimate of bytes
-    from the start of the job. `untold` is True if the GPU's driver does not report the memory of this job. `over` is a
-    file descriptor that becomes readable once no process of the job is left.
+    `memory` is the peak of bytes so far, and `now` is the bytes at the last look. `expected` is the number of bytes
+    that was estimated when the job began. `untold` is True if the GPU's driver does not report the memory of this job.
+    `over` is a file descriptor that becomes readable once no process of the job is left.
     """
 
     def __init__(self, task: Task, device: Device, grid: Grid, expected: float, shared: Mapping[str, str]) -> None:

@@ -25,8 +25,7 @@ OUT_OF_MEMORY = (
     *("an't allocate memory", "annot allocate memory", "ailed to allocate memory", "ALLOC_FAILED", "ALLOCATION_FAILED"),
     *("cudaErrorMemoryAllocation", "Unable to find a valid cuDNN algorithm", "was unable to find an engine to execute"),
 )
-"""Output of programs without enough memory. Some texts come from `fusion.evaluate.backoff`, which needs torch.
-"""
+"""Texts that programs print if memory runs out. They cover those of `fusion.evaluate.backoff`, which imports torch."""
 
 _BY_A_NEIGHBOUR = ("MPS client", "MPS server")
 """Words in CUDA's errors if a fault of one process ended all processes that shared its GPU through MPS."""

@@ -102,7 +102,7 @@ def imap_forked(
         pace: Decides after how many seconds a silent piece is ended. None for a new detector, which ends no piece
             before the first report.
         crowd: Decides which pieces run at the same time; None for all of them.
-        relayed: Holds the warnings that earlier calls gave, so that they are not given again; None for no warnings.
+        relayed: Holds the warnings that earlier calls gave, so that they are not given again; None if there are none.
     """
     pace, waiting = pace or HangDetector("nothing was said"), list(range(len(pieces)))
     running: dict[Connection, tuple[int, int]] = {}
@@ -306,7 +306,8 @@ def _forked(piece: ForkedWork, threads: int) -> tuple[Connection, int]:
     if threads > 1:
         _end_idle_threads()
     with warnings.catch_warnings():
-        # Python warns that a forked process has threads. The child replaces torch's, and uses no progress bar's.
+        # Python warns that a forked process has threads. The child replaces torch's threads, and does not use that of
+        # the progress bar.
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             pid = os.fork()

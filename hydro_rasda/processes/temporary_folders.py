@@ -14,7 +14,10 @@ _PREFIX = "hydro_rasda-of-"
 
 
 def owner(pid: int) -> str:
-    """Return a unique name of a process: its machine, number and start time, because numbers are reused."""
+    """Return a unique name of a process: its place (see `_place`), its number, and its start time.
+
+    The start time is needed because numbers are reused.
+    """
     return f"{_place()}-{pid}-{_started(pid)}"
 
 

@@ -80,7 +80,7 @@ class CrashLog:
     def of(self, what: str) -> Iterator[None]:
         """Note a piece of work as in progress within the context.
 
-        Leaving the context, even by an exception, clears the note.
+        Leaving the context, even by an exception, clears the note and the earlier deaths at this work.
         """
         self._note((what, 0))
         try:

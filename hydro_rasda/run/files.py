@@ -202,7 +202,7 @@ def parse_json_lines(raws: Sequence[bytes]) -> list[Any]:
 
 def _finite(text: str) -> float:
     value = float(text)
-    if value - value:  # NaN counts as true; quicker than `math.isfinite`
+    if value - value:  # NaN, which counts as true, unless the value is finite; quicker than `math.isfinite`
         raise ValueError(f"{text} is no number of JSON's")
     return value
 

@@ -51,7 +51,7 @@ _WIDTHS = "sweep/widths-of-"
 
 
 def hear(run: Run, epochs: int, metrics: Mapping[str, Iterable[float]], told: Sequence[EpochTold] = ()) -> None:
-    """Record a report that a device sends while it trains.
+    """Handle a report that a device sends while it trains: announce its epochs, and record those of full-size models.
 
     Args:
         epochs: Number of epochs trained since the device's last report, over all trials.

@@ -16,7 +16,7 @@ from hydro_rasda.settings.objectives import bounds_of, split_metrics
 SPEC = "run.json"
 
 FORMAT = 2
-"""Format of a run's folder, recorded in `run.json`. Only runs of this format are read. Each change has a new number."""
+"""Format of a run's folder, recorded in `run.json`. Only runs of this format are read. Each change raises it by 1."""
 
 _OWN = ("metric", "mode", "num_samples", "max_t", "full_trainings", "precision", "seed", "folds")
 OF_SWEEP = ("surrogate", "grace_period", "reduction_factor", "fusion", "check_transfer", "repeats", "depth")

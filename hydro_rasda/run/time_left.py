@@ -106,7 +106,10 @@ class _PartLeft:
         return sum(count for count, _ in self.pieces)
 
     def left(self, lanes: int) -> float:
-        """Return the seconds that remaining pieces take; NaN if they were not foreseen and a lane has not reported."""
+        """Return the seconds of the remaining pieces; NaN if they are not foreseen and too few reports have come.
+
+        There are enough reports if there is one for each of the `lanes`.
+        """
         if not self.pieces:
             return 0.0
         if self.is_foreseen:
@@ -155,8 +158,8 @@ class TimeLeft:
     def news(self, seconds: float, most: float = math.inf) -> float | None:
         """Return the seconds left if the user should be told now; otherwise None.
 
-        The user is told once in each part, as soon as enough is measured, of `LEAST_NEWS` seconds or more. After that,
-        `left` continues from this value.
+        The user is told once in each part, when enough is measured and at least `LEAST_NEWS` seconds are left. After
+        that, `left` continues from this value.
         """
         part, left = self._parts.get(self._now), self.foreseen(most)
         if part is None or part.told or not part.can_be_told(self.lanes) or left is None or left < LEAST_NEWS:

@@ -51,7 +51,7 @@ class Guard:
 
     Steps with guests are compared with control steps. If they are slower by more than `LIMIT`, even after the error of
     measurement is subtracted, `least` doubles. If they are slower by less than half of `LIMIT`, even after that error
-    is added, `least` halves.
+    is added, `least` halves, down to `SHORTEST_S`.
 
     Attributes:
         least: Guests run only in bubbles that are expected to last at least this number of seconds.
@@ -119,7 +119,7 @@ class Margin:
     def fits(self, kind: str, left: float) -> bool:
         """Tell whether work of this kind may begin `left` seconds before the bubble ends.
 
-        Until three times of this kind are recorded, work of this kind may always begin.
+        Until three times of this kind are recorded, work of this kind may begin in any bubble that is still open.
         """
         seen = self._seen.get(kind, ())
         return left > 0 and (len(seen) < 3 or statistics.median_low(seen) * (1 + self._share) <= left)

@@ -36,8 +36,8 @@ right.
 WORTH = 0.1
 """Gain that a full training must promise at the last look, relative to the usual change (see `Race.worthwhile`).
 
-It was chosen on half of the recorded tasks and judged on the others, and vice versa. With 0.1 or 0.15, no task gets
-clearly worse.
+It was chosen on half of the recorded tasks and judged on the others, and vice versa. The halves chose 0.15 and 0.1.
+With 0.1, no task loses more than 2 points (`benchmarks/results/replay_notes.md`).
 """
 
 BEHIND = 0.15
@@ -99,7 +99,7 @@ class Race:
         """Return the trials that are worth the rest of their training at the last look, best first.
 
         The leader always continues. Another trial continues if its expected improvement on the leader is worth its
-        remaining epochs: at least `WORTH` times the usual change, per full training. The usual change is the root mean
+        remaining epochs: more than `WORTH` times the usual change, per full training. The usual change is the root mean
         square of the changes of scores between the epochs `stop / 2` and `stop`. A final score is expected to equal the
         present score. Its standard deviation is `ERROR` times the usual change, times the number of doublings from
         `stop` to `max_t`.
@@ -178,8 +178,8 @@ class Race:
 class RaceRule(SweepRule):
     """Decide each milestone of the race once all trials have come to it, or have ended before.
 
-    If all trials that continued to a milestone have failed, the best of the trials that were stopped last train to that
-    milestone.
+    If all trials that continued to a milestone have failed or diverged, the best of the trials that were stopped last
+    train to that milestone.
 
     Attributes:
         race: Chooses the trials that continue. The mode of the state replaces its mode.

@@ -110,9 +110,9 @@ class SweepState:
         ended: In the race, maps each trial that cannot train any further, whatever the rule decides, to the way it
             ended.
         spent: Epochs that all trials have trained so far.
-        at_chance: In the race, True if no trial is known to be better than a constant prediction.
+        at_chance: In the race, True if the score of a constant prediction is known, and no compared trial beats it.
         left: Number of configurations that can be admitted now; 0 if none are left.
-        idle: True if a device stays idle until the rule lets a trial continue; False if all devices have work.
+        idle: True if a device has no work until the rule lets a trial continue; otherwise False.
     """
 
     def __init__(self, mode: Mode, max_t: int, top_k: int, seed: int = 0) -> None:

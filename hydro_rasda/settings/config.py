@@ -121,8 +121,8 @@ class SweepConfig(Part):
             out are sampled.
         fusion: Largest number of trials in one fused model. "auto" measures the fastest number, once on a machine.
             Measurements are kept below HYDRO_RASDA_CACHE, or in the user's cache folder. In short sweeps on a CPU,
-            "auto" measures nothing and takes 20. Random numbers do not depend on `fusion`, but the last digits of
-            results do, because sums have another order.
+            "auto" measures nothing and takes 20, or 160 if trials have fewer than 100 steps. Random numbers do not
+            depend on `fusion`, but the last digits of results do, because sums have another order.
         check_transfer: True to train 6 configurations at full size to the first milestone, and compare their ranking
             with that of their surrogates (`TuneResult.transfer`).
         repeats: Number of models that each configuration trains in the sweep, at the same time. Each has its own seed,

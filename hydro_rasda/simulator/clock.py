@@ -13,7 +13,7 @@ Event = tuple[float, int, Kind, int, int]
 
 The segment counts the periods in which a trial had workers. An event with an earlier segment than its trial is void.
 
-"reading": the reading of an epoch's data begins. Its end is no event, because it depends on other trials; see
+"reading": the reading of an epoch's data begins. Its end cannot be planned, because it depends on other trials; see
 `SharedStorage`. "patience": a trial at a milestone has reached its longest wait.
 """
 

@@ -180,7 +180,10 @@ class Slots:
         self._free_by_kind[self._kind[node]] += self._free[node]
 
     def _take_whole(self, rank: int, missing: int, taken: dict[int, int]) -> int:
-        """Take whole nodes, those with most free workers first, until one has more than are missing; return the sum."""
+        """Take all free workers of nodes, until a node has more than are missing. Return the number of workers.
+
+        Nodes with most free workers come first.
+        """
         shelves, found = self._shelves[rank], 0
         for free in range(len(shelves) - 1, 0, -1):
             nodes = list(islice(shelves[free], (missing - found) // free))
