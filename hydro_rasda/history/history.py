@@ -346,7 +346,7 @@ class History(Curves):
 
     def plan_middle(self, unit: Unit) -> None:
         """Take in the plan of the middle heat, or that there is none. This must come before any trial is admitted."""
-        self.middle = None if isinstance(unit.value, str) else MiddlePlan(**unit.value)
+        self.middle = MiddlePlan(**unit.value) if isinstance(unit.value, dict) else None
         for heat in self.heats.values():
             heat.state = self.new_state(heat.name)
 
