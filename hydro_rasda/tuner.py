@@ -23,8 +23,8 @@ from hydro_rasda.common.secret_masking import hide, secrets_of
 from hydro_rasda.contracts import Backend, Devices, SweepRule
 from hydro_rasda.data import Data, Splitter
 from hydro_rasda.dry_run.dry_run_and_hints import Ready, get_ready
-from hydro_rasda.dry_run.identity import Identity
 from hydro_rasda.dry_run.request import Request
+from hydro_rasda.dry_run.run_identity import Identity
 from hydro_rasda.heats.cost_limits import Costs, all_fit
 from hydro_rasda.heats.finalists import hand_over
 from hydro_rasda.heats.middle_heat import MiddleHeat, plan_middle_heat

@@ -42,7 +42,7 @@ def begin(handle: int, host: int, source: str, device: str, preempt: bool, name:
     else:
         return
     Thread(target=_end_with, args=[connection], daemon=True).start()
-    from hydro_rasda.bubbles.training import train
+    from hydro_rasda.bubbles.guest_training import train
 
     with contextlib.suppress(OSError):  # the sweep has ended
         train(connection, page, device, preempt, partial(_more, connection, page))
