@@ -267,7 +267,7 @@ from hydro_rasda import choice
 from hydro_rasda.space.domains import to_own
 from hydro_rasda.history.lines import jsonable
 from hydro_rasda.space.space import describe
-from tests.hydro_rasda.dry_run.test_identity import DIFFERENT, Examples, data_digest, model_fn, of
+from tests.hydro_rasda.dry_run.test_run_identity import DIFFERENT, Examples, data_digest, model_fn, of
 from tests.hydro_rasda.conftest import SPACE
 print(of(model_fn()), of(to_own(SPACE)), of(frozenset("abcdef")), data_digest(Examples(1.0), 8))
 print([of(one) for one, _ in DIFFERENT.values()])
