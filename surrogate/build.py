@@ -83,7 +83,7 @@ def make_surrogate(
         example_input: One batch (a tensor, a tuple of positional or a dict of keyword arguments). If it is given,
             the surrogate runs on it once, and an output whose size depends on the width is an error.
         zero_readout: If True, the readouts (output layers) of a surrogate start at zero (Tensor Programs V, appendix
-            D.2), so that surrogates of all widths compute the same function, 0, before the first step. Weights tied to
+            D.2). Then surrogates of all widths compute the same function, 0, before the first step. Weights tied to
             an embedding stay, and the target (ratio 1) does, too. If False, readouts start at the scale of muP.
         plan: From `plan_surrogate`, at the same ratio, for a configuration with the same shapes and initial
             distributions. If None, the plan is made again, which takes longer; the result is the same.
