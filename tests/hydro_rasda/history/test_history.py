@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from hydro_rasda.common.heat_names import HEAT_NAMES, HeatName
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.history.full_size import trained_spans
 from hydro_rasda.history.history import CALL, DONE, FINALISTS, History
 from hydro_rasda.history.lines import Unit, failure_line, metric_lines
@@ -87,6 +90,19 @@ def test_a_copy_has_its_sources_weights_configuration_and_kind_as_they_were_befo
     history.take("sweep/to-4/from-2/group-0", Unit({"members": [0, 1]}, longer))
     assert history.copies == {}
     assert [*history.sweep.waiting] == [0, 1]
+
+
+def test_a_finalist_by_a_found_schedule_has_its_sources_objects_and_unkept_values() -> None:
+    """The journal has only names of classes, so that its line of such a trial is not enough."""
+    line = {"event": "trial", "trial": 0, "config": {"lr": 0.1, "act": "GELU"}, "literals": [[["act"], None]]}
+    new = {"event": "trial", "trial": 1, "config": {"lr": 0.2, "act": "GELU"}}
+    trials: list[dict[int, Trial]] = [{0: Trial(0, {"lr": 0.1, "act": nn.GELU})}, {}]
+    for known in trials:
+        history = History(SETTINGS, known=known)
+        history.take("sweep/kinds-from-0", Unit({"0": "kind"}, [line]))
+        history.take("sweep/schedules/of-1-a", Unit([[1, 0, {"lr": 0.2}]], [new]))
+        assert history.trials[1].config == {"lr": 0.2, "act": nn.GELU if known else "GELU"}
+        assert history.unkept.get(1, frozenset()) == (frozenset() if known else {("act",)})
 
 
 def test_who_failed_at_full_size_goes_on_in_a_sweep_that_is_given_more() -> None:
