@@ -150,6 +150,9 @@ def test_a_bound_on_a_cost_trains_nothing_beyond_it(quick: Quick) -> None:
     assert [trial.config["width"] for trial in grown.trials] == [32] * 12
     with pytest.raises(RunExists, match=r"constraints"):
         quick(model_fn=sized, space=SPACE, sweep=SweepConfig(constraints={"params": (None, 9.0)}))
+    other = SweepConfig(constraints={"params": (None, 75 * 32 + 10), "wide": lambda config: config["width"] > 24})
+    with pytest.raises(RunExists, match=r"another: `sweep\.constraints` has other values or functions than the run's"):
+        quick(model_fn=sized, space=SPACE, sweep=other, num_samples=12)
 
 
 @pytest.mark.parametrize("constraints", [{"params": (None, 9.0)}, lambda config: False])
