@@ -122,6 +122,15 @@ def test_the_check_begins_no_training_without_time_and_goes_on_with_more(check: 
     assert len(device.trained) == 4 * 3
 
 
+@pytest.mark.parametrize(("top_k", "compared"), [(2, 2), (4, 3)])
+def test_the_check_looks_at_no_more_of_the_best_than_train_at_full_size(
+    check: Check, top_k: int, compared: int
+) -> None:
+    _, found = check(Scripted(SAME_ORDER), race=RaceConfig(top_k=top_k))
+    assert found is not None
+    assert found.top_k == compared
+
+
 def test_the_check_announces_the_epochs_that_it_trains(opens: Opens) -> None:
     events: list[Event] = []
     run, device = opens(5), Scripted(SAME_ORDER)
@@ -141,6 +150,22 @@ def test_a_check_that_is_good_enough_early_has_not_diverged(check: Check) -> Non
     _, found = check(Stops({**SAME_ORDER, 1: [0.05, 0.04, 0.03]}), stop_at=0.06)
     assert found is not None
     assert found.rho == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("horizon", "of_check"), [(3, 3), (9, None), (None, None)])
+def test_schedules_end_with_the_check_if_they_do_so_on_surrogates(
+    opens: Opens, problem: Problem, horizon: int | None, of_check: int | None
+) -> None:
+    horizons = set[int | None]()
+
+    class Notes(Scripted):
+        def start(self, device: int, task: Task) -> None:
+            horizons.add(task.horizon)
+            super().start(device, task)
+
+    run = opens(5, replace(problem, horizon=horizon))
+    check_transfer(run, {n: 0.1 * n for n in range(1, 5)}, 3, Notes(SAME_ORDER), lambda finished: None)
+    assert horizons == {of_check}
 
 
 def test_a_trial_that_diverges_in_the_check_comes_last_at_full_size(check: Check) -> None:

@@ -342,6 +342,38 @@ def test_no_time_is_foreseen_from_widths_that_were_not_measured(run: Run) -> Non
         assert math.isfinite(dispatcher.foreseen(1, 1)) == measured
 
 
+@pytest.mark.parametrize(
+    ("count", "lanes", "seconds"),
+    [
+        (8, 1, 6 * 2 / 4 + 2),  # groups of 4
+        (8, 2, (6 * 2 / 3 + 2) / 2),
+        (4, 1, 3 * 2 / 3 + 1),
+        (4, 4, (3 * 2 / 1 + 1) / 4),
+    ],
+)
+def test_an_epoch_is_foreseen_from_the_measured_rates_of_all_kinds(
+    run: Run, count: float, lanes: int, seconds: float
+) -> None:
+    """Trials of one kind take 2 steps an epoch, and those of another take one. A step of any group takes a second."""
+
+    class Rates(Curves):
+        def plan(
+            self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None
+        ) -> dict[str, Widths]:
+            return {"fuses": Widths(4, 2, {1: 1.0, 4: 4.0}), "alone": Widths(1)}
+
+    auto = again(run, sweep=replace(run.settings.sweep, fusion="auto"))
+    dispatcher = Dispatcher(auto, Rates(auto))
+    for number in range(8):
+        kind = "fuses" if number < 6 else "alone"
+        batch_size = {"fuses": 2, "alone": 4}[kind]
+        auto.history.trials[number] = Trial(number, {"lr": 0.1, "batch_size": batch_size})
+        auto.history.kinds[number] = kind
+        dispatcher.add(number, 3)
+    next(dispatcher.tasks([0]))
+    assert dispatcher.foreseen(count, lanes) == pytest.approx(seconds)
+
+
 def test_a_key_that_makes_another_structure_is_refused(run: Run) -> None:
     sized = [{**config, "size": 8.0 * (i + 1)} for i, config in enumerate(configs())]
     other = replace(run, problem=replace(run.problem, model_fn=by_size))

@@ -326,6 +326,8 @@ def test_one_full_training_trains_one_model_in_full(quick: Quick, tmp_path: Path
     assert (decided.epoch, decided.candidates, decided.kept) == (4, tuple(t.trial for t in middle), (winner.trial,))
     told = [message.text for message in result.messages]
     assert "Then the best 8 train anew on surrogates of 1/4 of the width, to their ends, for 32 epochs in all." in told
+    leads = f"middle heat at epoch 4: 1 of 8 go on; trial {winner.trial} leads with val_loss "
+    assert [line for line in told if line.startswith("middle heat at epoch")] == [f"{leads}{winner.middle_metric:.4g}"]
     cost = "Cost of the three heats, by counted operations: about 0.12 + 0.84 + 1.00 full trainings."
     assert cost in told
     assert set(result.curves()["heat"]) == {"sweep", "middle", "race"}

@@ -539,6 +539,21 @@ def test_a_searcher_may_suggest_an_upper_bound_that_no_sample_reaches(problem: P
     assert trial.config["nested"]["x"] == math.nextafter(2.0, 0.0)
 
 
+def test_a_suggestion_that_the_library_cannot_train_is_refused(problem: Problem, tmp_path: Path) -> None:
+    """A searcher of the user's need not keep to the space."""
+
+    class Below(AtTheBound):
+        def suggest(self, trial_id: str) -> dict[str, Any]:
+            return {"lr": -1.0}
+
+    prepare(searcher := Below(), space := {"lr": uniform(0.1, 1.0)}, problem.settings.comparison.objectives)
+    with closing(Store.open(tmp_path / "run", {}, "auto")) as store:
+        search = SearcherSearch(searcher, space, Run(problem.with_settings(num_samples=1), store))
+        with pytest.raises(ValueError, match=r"`lr` is -1\.0, but must be a finite number > 0"):
+            search.next_trials()
+        assert not store.units()
+
+
 def test_a_resumed_run_has_the_values_that_it_trained_with(quick: Quick) -> None:
     """Its space draws others in each process, here by the system's generator, and so meets constraints otherwise."""
     drawn = random.SystemRandom()

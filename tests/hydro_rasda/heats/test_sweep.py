@@ -226,14 +226,17 @@ def test_the_plan_of_a_sweep_at_full_width_speaks_of_the_models_themselves(run: 
 def test_configurations_that_wait_for_their_models_are_admitted_in_order(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Building takes so long that each time two models are built."""
+    """Building takes so long that each time two models are built. Without a budget, all might have been."""
+    bounds = set[float]()
 
     def builds_two(problem: Problem, trials: Sequence[Trial], *rest: Any) -> Unit:
+        bounds.add(rest[-1])
         return find_kinds(problem, trials[:2], *rest)
 
     monkeypatch.setattr("hydro_rasda.heats.sweep.find_kinds", builds_two)
     assert sweep(run, Given([configs(FINALS)]), Curves(run)) == [0]
     assert [*run.history.sweep.trials] == [*range(27)]
+    assert bounds == {math.inf}
 
 
 def test_who_trains_first_or_in_which_batch_does_not_matter(run: Run) -> None:
@@ -290,7 +293,10 @@ def test_nan_is_worst_in_both_modes(run: Run) -> None:
 
 
 def test_all_diverged(run: Run) -> None:
-    with pytest.raises(AllTrialsFailed, match=r"all 3 trials diverged or failed by epoch 1 .*journal\.jsonl"):
+    told = (
+        r"all 3 trials diverged or failed by epoch 1 of the sweep: no finite val_loss; lower `lr` or .*journal\.jsonl"
+    )
+    with pytest.raises(AllTrialsFailed, match=told):
         sweep(run, Given([configs([math.nan] * 3)]), Curves(run))
 
 

@@ -106,6 +106,8 @@ def test_another_process_without_data_and_model_finds_what_tune_returned(
         loaded.best_model()
     with pytest.raises(ValueError, match=r"without `model_fn` and `objective`, which .* repeat the call of `tune`"):
         loaded.evaluate(digits[1])
+    with pytest.raises(ValueError, match="`model_fn` is 3, but must be the model function of the run"):
+        loaded.best_model(model_fn=3)
     with pytest.raises(ValueError, match=r"`model_fn` makes a model that does not fit the checkpoint of trial \d: "):
         loaded.best_model(model_fn=lambda config: nn.Linear(64, 10))
     model, again = made.best_model(), loaded.best_model(model_fn=stumbles_in_some)
