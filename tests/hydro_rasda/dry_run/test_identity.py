@@ -308,6 +308,9 @@ def test_differences_are_said_in_words() -> None:
         "`model_fn` is another function than the run's",
         "`train_data` has other content than the run's",
     ]
+    bounded = {"constraints": {"params": [None, 9.0]}}
+    told = "sweep.constraints was None, now {'params': [None, 9.0]}"
+    assert differences({"constraints": None}, bounded) == ([told], [])
     newer = {"python": "3.12.1"}
     told = "functions look different under another version of Python: 3.11.1, now 3.12.1"
     assert differences(was, now | newer) == (deciding, [*knowing, told])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import cProfile
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,23 @@ def test_the_state_of_the_sweep_is_that_of_its_decisions_and_groups() -> None:
     assert history.sources == dict.fromkeys((0, 1), "sweep/to-2/from-1/group-0")
     assert [*history.released()] == ["sweep/to-1/from-0/group-0"]
     assert [*history.released()] == []
+
+
+def test_a_trial_that_has_one_of_several_metrics_no_more_is_among_the_best_no_more() -> None:
+    history = History(replace(SETTINGS, objectives=(("val_loss", "min"), ("val_auc", "max"))))
+    told = [{"event": "trial", "trial": n, "config": {"lr": 0.1}} for n in range(2)]
+    history.take("sweep/kinds-from-0", Unit({"0": "kind", "1": "kind"}, told))
+    history.take("sweep/admitted-from-0", Unit({"trials": [0, 1], "samples": 2}))
+    for stop, aucs in ((1, (0.9, 0.8)), (2, (math.nan, 0.8))):
+        history.take(f"sweep/to-{stop}/kept/of-2-{stop}", Unit([[0, stop], [1, stop]]))
+        lines = [
+            line
+            for n, auc in enumerate(aucs)
+            for line in metric_lines("sweep", n, [(stop, {"train_loss": 0.5, "val_loss": 0.5, "val_auc": auc})])
+        ]
+        history.take(f"sweep/to-{stop}/from-{stop - 1}/group-0", Unit({"members": [0, 1]}, lines))
+        history.place()
+        assert history.sweep.best(2) == ([0, 1] if stop == 1 else [1])
 
 
 def test_a_call_decides_anew_and_keeps_what_was_trained() -> None:
@@ -208,6 +226,10 @@ def test_nothing_but_what_is_shown_depends_on_epochs_that_no_checkpoint_holds() 
         history.take(f"race/trial-0/at-{line['epoch']}", Unit(None, [line]))
     history.take(ends[0], corrected)
     assert history.curve("race", 0) == {1: 0.5, 2: 0.45, 3: 0.3}
+    for line in told[1]:
+        history.take(f"race/trial-1/at-{line['epoch']}", Unit(None, [line]))
+    history.take("race/trial-1/to-2", Unit({"checkpoint": "race/trial-1/to-2"}, scores("race", {1: {2: 0.45}})))
+    assert history.curve("race", 1) == {1: 0.5, 2: 0.45}, "epochs beyond the checkpoint train again"
     history.take("race/trial-0/at-4", Unit(None, scores("race", {0: {4: 0.2}})))
     history.take("race/trial-0/lost-after-3", Unit(None))
     assert (history.live, history.epochs("race", 0)) == ({}, 0)

@@ -19,11 +19,13 @@ from hydro_rasda.records.report import (
     best_first,
     both_units,
     closing_lines,
+    dropped_lines,
     live_line,
     progress_of,
     render,
     rungs,
 )
+from hydro_rasda.run.crash_log import DROPPED
 from hydro_rasda.run.journal import keep_message
 from hydro_rasda.schedulers import agreement
 from hydro_rasda.settings.objectives import Comparison
@@ -180,6 +182,18 @@ def test_a_trial_that_the_time_budget_stopped_was_not_behind_others() -> None:
     short = replace(RECORD, finished=False, trials=DOUBTFUL)
     assert f"\n{BETTER}training ended after epoch 2\n" in printed(short)
     assert "may have become better (80%): raise `time_budget_s` to find out\n" in printed(short)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "of", "it", "them"),
+    [([4], "Trial 4 was", "it", "tries it"), ([3, 4], "Trials 3, 4 were", "each", "tries them")],
+)
+def test_trials_that_were_dropped_are_named(numbers: list[int], of: str, it: str, them: str) -> None:
+    errors = dict.fromkeys(numbers, f"{DROPPED} of it 3 times in a row")
+    trials = tuple(replace(each, error=errors.get(each.trial, "RuntimeError: other")) for each in RECORD.trials)
+    again = f"the same call with `resume='changed'` {them} again"
+    assert dropped_lines(replace(RECORD, trials=trials)) == [f"{of} dropped: {DROPPED} of {it} three times; {again}."]
+    assert dropped_lines(RECORD) == []
 
 
 def test_a_line_names_the_configuration_to_train_again_without_averages() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from hydro_rasda.history.lines import Unit
-from hydro_rasda.records.timeline import Training, trainings
+import pytest
+
+from hydro_rasda.history.lines import JournalLine, Unit, failure_line, metric_lines
+from hydro_rasda.records.timeline import Best, Training, best_over_time, trainings
+from tests.hydro_rasda.records.test_report import RECORD
 
 
 def full_size(trial: int, epoch: int, seconds: float, at: float, **value: Any) -> tuple[str, Unit]:
@@ -29,6 +33,21 @@ def test_a_full_size_model_that_shared_its_device_began_earlier_and_goes_on_wher
         Training("race", (3,), 0, 2, began=10.0, ended=40.0),
         Training("race", (3,), 2, 5, began=50.0, ended=60.0),
     ]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_epochs_since_the_last_checkpoint_count_while_the_run_goes_on(ended: bool) -> None:
+    def epochs(trial: int, *scores: float) -> list[JournalLine]:
+        return metric_lines("race", trial, [(at, {"val_loss": score}) for at, score in enumerate(scores, 1)])
+
+    units = {
+        "race/trial-0/at-1": Unit(None, epochs(0, 0.5), at=10.0),
+        "race/trial-1/to-1": Unit({"checkpoint": "race/trial-1/to-1"}, epochs(1, 0.4), at=20.0),
+        "race/trial-2/at-1": Unit(None, epochs(2, 0.1), at=25.0),
+        "race/trial-2/failed-after-0": Unit(None, [failure_line(2, "out of memory")], at=30.0),
+    }
+    found = best_over_time(units, replace(RECORD, ended=ended))
+    assert found == {"race": [*([] if ended else [Best(10.0, 0.5, 0, 1)]), Best(20.0, 0.4, 1, 1)]}
 
 
 def test_the_groups_of_a_task_trained_beside_each_other() -> None:
