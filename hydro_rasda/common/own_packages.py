@@ -28,6 +28,8 @@ def refuse_other_packages(*names: str) -> None:
 
 
 def _is_ours(spec: ModuleSpec) -> bool:
+    if spec.origin is None:  # a folder without code
+        return False
     get_source = getattr(spec.loader, "get_source", lambda name: None)
     source = get_source(spec.name)
     # A package that is shipped without sources cannot be checked, and is accepted.

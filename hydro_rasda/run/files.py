@@ -214,10 +214,10 @@ def _is_deep(raw: bytes, value: Any) -> bool:
     if raw.count(b"[") + raw.count(b"{") <= NESTED:
         return False
     level = [value]
-    for _ in range(NESTED + 1):
+    for _ in range(NESTED):
         parts = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, (dict, list))]
         level = [item for part in parts for item in part]
-    return bool(level)
+    return any(isinstance(item, (dict, list)) for item in level)
 
 
 def read_json(path: Path) -> Any:

@@ -279,8 +279,8 @@ def _version(module: str | None) -> str | None:
 def spread_indices(length: int, count: int) -> Sequence[int]:
     """Return at most `count` indices at even distances; the first and last are included.
 
-    >>> list(spread_indices(3, 5)), list(spread_indices(101, 5))
-    ([0, 1, 2], [0, 25, 50, 75, 100])
+    >>> list(spread_indices(3, 5)), list(spread_indices(101, 5)), list(spread_indices(9, 2))
+    ([0, 1, 2], [0, 25, 50, 75, 100], [0, 8])
     """
     if length <= count:
         return range(length)

@@ -136,10 +136,11 @@ def test_tune_over_folds(quick: Quick, digits: tuple[Pair, Pair], tmp_path: Path
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in again.best_model().state_dict().items())
     # The recipe trains the same model; of one that was not trained on all examples, it trains none.
     without = dict.fromkeys(result._checkpoints, result._checkpoints[other])
-    with pytest.raises(
-        ValueError, match=r"it is 3 models, whose mean counts; `race=RaceConfig\(refit=True\)` makes one"
-    ):
-        replace(result, _checkpoints=without).recipe()
+    for folds in (2, 3):
+        other_folds = replace(result, _checkpoints=without, _problem=result._problem.with_settings(folds=folds))
+        told = rf"it is {folds} models, whose mean counts; `race=RaceConfig\(refit=True\)` makes one"
+        with pytest.raises(ValueError, match=told):
+            other_folds.recipe()
     made: dict[str, Any] = {}
     exec(result.recipe(), made)
     trained = made["train"](quick_model, (x, y), nn.functional.cross_entropy)

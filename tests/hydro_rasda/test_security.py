@@ -287,6 +287,10 @@ def test_a_file_of_pickles_that_others_can_write_to_is_refused(tmp_path: Path, m
     file.chmod(0o664)
     with pytest.raises(Unsafe, match=r"problem\.pickle can have this run execute code, and its group can"):
         read_shared(file)
+    file.chmod(0o600)
+    tmp_path.chmod(0o770)
+    with pytest.raises(Unsafe, match=rf"{tmp_path} can have this run execute code, and its group can"):
+        read_shared(file)
     monkeypatch.setenv(TRUST, "1")
     assert read_shared(file) == "a problem"
 

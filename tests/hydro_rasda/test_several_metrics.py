@@ -150,6 +150,9 @@ def test_a_bound_on_a_cost_trains_nothing_beyond_it(quick: Quick) -> None:
     assert [trial.config["width"] for trial in grown.trials] == [32] * 12
     with pytest.raises(RunExists, match=r"constraints"):
         quick(model_fn=sized, space=SPACE, sweep=SweepConfig(constraints={"params": (None, 9.0)}))
+    other = SweepConfig(constraints={"params": (None, 75 * 32 + 10), "wide": lambda config: config["width"] > 24})
+    with pytest.raises(RunExists, match=r"another: `sweep\.constraints` has other values or functions than the run's"):
+        quick(model_fn=sized, space=SPACE, sweep=other, num_samples=12)
 
 
 @pytest.mark.parametrize("constraints", [{"params": (None, 9.0)}, lambda config: False])
@@ -213,7 +216,8 @@ def test_names_that_training_does_not_measure_are_refused(quick: Quick) -> None:
     with pytest.raises(ValueError, match=r"`metric` is 'val_f1', but must be one of .* or a cost of the model: params"):
         quick(model_fn=sized, space=SPACE, metric=["val_loss", "val_f1"])
     sweep = SweepConfig(constraints={"val_f1": (0.5, None)})
-    with pytest.raises(ValueError, match=r"`sweep\.constraints` is 'val_f1', but must be one of"):
+    told = r"`sweep\.constraints` is 'val_f1', but must be one of \[.*\], or a cost of the model: params, macs, "
+    with pytest.raises(ValueError, match=told):
         quick(model_fn=sized, space=SPACE, sweep=sweep)
     first = SweepConfig(first=[{"width": 64}], constraints={"params": (None, 2500)})
     with pytest.raises(ValueError, match=r"`sweep\.first\[0\]` is .* but must be one that meets `sweep\.constraints`"):

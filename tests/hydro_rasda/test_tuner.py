@@ -519,6 +519,13 @@ def test_optimizers_that_cannot_work_are_refused_before_any_training(optimizer: 
             quick(space={**LR, "optimizer": optimizer})
 
 
+@pytest.mark.filterwarnings("ignore:no trial's val_loss differs from chance")
+@pytest.mark.usefixtures("one_process")
+def test_an_optimizer_whose_rates_follow_no_rule_may_train_at_full_width(quick: Quick) -> None:
+    alone = {"num_samples": 1, "max_t": 1, "sweep": SweepConfig(surrogate=1)}
+    assert quick(space={**LR, "optimizer": Nobodys}, **alone).finished
+
+
 X, Y = torch.rand(8, 64), torch.arange(8)
 SPLIT = {"race": RaceConfig(strategy="fsdp")}
 EXPLORES_RATE = PopulationBasedTraining({"rate": Range(0.1, 1.0)}, last=4)

@@ -115,6 +115,13 @@ def test_a_folder_of_that_name_without_code_is_no_conflict(tmp_path: Path) -> No
     assert imported(tmp_path) == ""
 
 
+def test_a_folder_without_code_in_the_place_of_ours_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(tmp_path, "only_a_folder/notes.txt", "")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match=re.escape(f"another one of this name: {tmp_path / 'only_a_folder'}. If")):
+        refuse_other_packages("only_a_folder")
+
+
 def test_one_that_is_missing_is_named() -> None:
     with pytest.raises(
         ImportError, match="comes with a package `no_such_package`, which Python does not find: install hydro"

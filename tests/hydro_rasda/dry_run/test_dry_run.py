@@ -588,7 +588,7 @@ def test_weights_may_be_complex() -> None:
 def test_constants_and_identities_do_not_make_a_model_pretrained() -> None:
     def made(seed: int) -> nn.Module:
         torch.manual_seed(seed)
-        model = nn.Linear(8, 8)
+        model = nn.Linear(2, 3)
         model.mixing, model.unused = nn.Parameter(torch.eye(64)), nn.Parameter(torch.zeros(0))
         return model
 

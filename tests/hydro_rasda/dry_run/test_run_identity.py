@@ -109,6 +109,11 @@ class Hashed:
         return hash(self.text)
 
 
+def nested(value: Any, levels: int) -> Any:
+    """Lists in lists."""
+    return [nested(value, levels - 1)] if levels else value
+
+
 DIFFERENT: dict[str, tuple[Any, Any]] = {
     "library functions": (F.cross_entropy, F.mse_loss),
     "library classes": (nn.ReLU, nn.Tanh),
@@ -123,7 +128,9 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
     "dicts": ({"a": 1}, {"a": 2}),
     "objects with a hash": (Hashed("a"), Hashed("b")),
     "numbers of hashes": (Hashed("a"), Hashed("a", num_hash=3)),
+    "large numbers of hashes": (Hashed("a", num_hash=2**20), Hashed("a", num_hash=2**21)),
     "numbers": (1, 1.0),
+    "values deep within": (nested(1, 50), nested(2, 50)),
     "booleans": (1, True),
     "cached functions": (functools.lru_cache(lambda x: x + 1), functools.lru_cache(lambda x: x + 2)),
     "cached properties": (functools.cached_property(lambda x: x + 1), functools.cached_property(lambda x: x + 2)),
@@ -301,6 +308,13 @@ def test_differences_are_said_in_words() -> None:
         "`model_fn` is another function than the run's",
         "`train_data` has other content than the run's",
     ]
+    bounded = {"constraints": {"params": [None, 9.0]}}
+    told = "sweep.constraints was None, now {'params': [None, 9.0]}"
+    assert differences({"constraints": None}, bounded) == ([told], [])
+    newer = {"python": "3.12.1"}
+    told = "functions look different under another version of Python: 3.11.1, now 3.12.1"
+    assert differences(was, now | newer) == (deciding, [*knowing, told])
+    assert differences(was, was | newer) == ([], [])
 
 
 def test_of_two_models_the_parameters_that_differ_are_named() -> None:

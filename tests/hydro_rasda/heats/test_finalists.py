@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, grid_search, loguniform, uniform
 from hydro_rasda.common.trial import Trial
-from hydro_rasda.contracts import Finished, Group, Outcome, Span, Task, full_size_task
+from hydro_rasda.contracts import Event, Finished, Group, Outcome, Span, Task, full_size_task
 from hydro_rasda.heats.finalists import hand_over
 from hydro_rasda.heats.race import train_finalists
 from hydro_rasda.heats.transfer_check import check_transfer
 from hydro_rasda.history.history import FINALISTS
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.problem.problem import Problem
+from hydro_rasda.run.events import Callbacks, HeatBegan
 from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.state import Run
 from hydro_rasda.training.full_size import train_full_size_trial
@@ -121,6 +122,25 @@ def test_the_check_begins_no_training_without_time_and_goes_on_with_more(check: 
     assert len(device.trained) == 4 * 3
 
 
+@pytest.mark.parametrize(("top_k", "compared"), [(2, 2), (4, 3)])
+def test_the_check_looks_at_no_more_of_the_best_than_train_at_full_size(
+    check: Check, top_k: int, compared: int
+) -> None:
+    _, found = check(Scripted(SAME_ORDER), race=RaceConfig(top_k=top_k))
+    assert found is not None
+    assert found.top_k == compared
+
+
+def test_the_check_announces_the_epochs_that_it_trains(opens: Opens) -> None:
+    events: list[Event] = []
+    run, device = opens(5), Scripted(SAME_ORDER)
+    run.callbacks = Callbacks([events.append])
+    check_transfer(run, {n: 0.1 * n for n in range(1, 5)}, 3, device, lambda finished: None)
+    (began,) = (event for event in events if isinstance(event, HeatBegan))
+    assert (began.heat, began.epochs) == ("transfer check", (4 + 1) * 3)
+    assert len(device.trained) == began.epochs
+
+
 def test_a_check_that_is_good_enough_early_has_not_diverged(check: Check) -> None:
     class Stops(Scripted):
         def _train(self, task: Task) -> Outcome:
@@ -130,6 +150,31 @@ def test_a_check_that_is_good_enough_early_has_not_diverged(check: Check) -> Non
     _, found = check(Stops({**SAME_ORDER, 1: [0.05, 0.04, 0.03]}), stop_at=0.06)
     assert found is not None
     assert found.rho == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("horizon", "of_check"), [(3, 3), (9, None), (None, None)])
+def test_schedules_end_with_the_check_if_they_do_so_on_surrogates(
+    opens: Opens, problem: Problem, horizon: int | None, of_check: int | None
+) -> None:
+    horizons = set[int | None]()
+
+    class Notes(Scripted):
+        def start(self, device: int, task: Task) -> None:
+            horizons.add(task.horizon)
+            super().start(device, task)
+
+    run = opens(5, replace(problem, horizon=horizon))
+    check_transfer(run, {n: 0.1 * n for n in range(1, 5)}, 3, Notes(SAME_ORDER), lambda finished: None)
+    assert horizons == {of_check}
+
+
+def test_a_trial_that_diverges_in_the_check_comes_last_at_full_size(check: Check) -> None:
+    """It is no training that time cut short."""
+    with pytest.warns(UserWarning, match="transfer to full size is doubtful"):
+        run, found = check(Scripted({**SAME_ORDER, 2: [math.inf]}))
+    assert run.store.units()["check/trial-2/first"].value is None
+    assert found is not None
+    assert found.rho == pytest.approx(0.4)  # the surrogates' ranks 1, 2, 3, 4 are 1, 4, 2, 3 at full size
 
 
 def test_it_is_said_where_surrogates_decide_nothing(quick: Quick) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from hydro_rasda.contracts import Event, Finished, History, Task, Widths
 from hydro_rasda.heats.finalists import LINEAR
 from hydro_rasda.heats.group_queue import Dispatcher
 from hydro_rasda.history.lineage import Ancestor, lineages, schedule_of, smoothed
+from hydro_rasda.problem.problem import OwnLoop
 from hydro_rasda.run.crash_log import training_of
 from hydro_rasda.run.events import RungDecided
 from hydro_rasda.run.journal import read_messages
@@ -137,6 +139,22 @@ def test_copies_and_finalists_meet_functions_of_the_configuration(run: Run) -> N
     assert {*changed} == {True, False}
 
 
+def test_a_finalist_whose_changes_break_a_constraint_stays_as_it_is(run: Run) -> None:
+    """Neither another rate nor a decay meets the constraint here."""
+    rates = {config["lr"] for config in configs()}
+
+    def fits(config: Mapping[str, Any]) -> bool:
+        return config["lr"] in rates and "schedule" not in config
+
+    asked = again(run, sweep=replace(run.settings.sweep, constraints=fits))
+    finite = [{**config, "final": float(i)} for i, config in enumerate(configs())]
+    finalists = sweep(asked, Given([finite]), Curves(asked), rule())
+    assert len(finalists) == 2
+    assert all(number < 8 and fits(asked.history.trials[number].config) for number in finalists)
+    assert any(len(of) > 1 for of in lineages(asked.store.units(), {}).values())
+    assert not any("trains as trial" in line for line in told(asked))
+
+
 def test_it_is_said_where_copies_keep_the_learning_rate(run: Run) -> None:
     space = {"lr": sample_from(lambda config: config.scale), "scale": uniform(0.0, 1.0), "final": 0.0, "batch_size": 4}
     sampled = [{**config, "scale": config["lr"]} for config in configs()]
@@ -198,6 +216,60 @@ def test_another_device_measures_where_one_is_lost(run: Run) -> None:
     widths = [unit.value["most"] for key, unit in auto.store.units().items() if "widths-of" in key]
     assert {*widths} == {4}
     assert max(len(group.members) for task in backend.tasks for group in task.groups) == 4
+
+
+class Measures(Curves):
+    """Notes the kinds that it is asked to measure together, which takes three seconds each."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.measured: list[set[str]] = []
+        self.now = 100.0
+
+    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None) -> dict[str, Widths]:
+        self.measured.append({*kinds})
+        self.now += 3.0 * len(kinds)
+        return super().plan(device, kinds, width)
+
+
+def test_a_kind_is_measured_once_and_counts_as_the_time_that_it_took(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    auto = again(run, sweep=replace(run.settings.sweep, fusion="auto"))
+    backend = Measures(auto)
+    monkeypatch.setattr(time, "perf_counter", lambda: backend.now)
+    sweep(auto, Given([configs()]), backend)
+    assert len(backend.tasks) > 1
+    assert backend.measured == [{*auto.history.kinds.values()}]
+    assert [unit.seconds for key, unit in auto.store.units().items() if "widths-of" in key] == [3.0, 3.0]
+
+
+class Cores(Curves):
+    """One device with several cores."""
+
+    def __init__(self, run: Run, count: int) -> None:
+        super().__init__(run)
+        self._count = count
+
+    def cores(self, device: int) -> int:
+        return self._count
+
+
+@pytest.mark.parametrize(("own", "cores", "groups"), [(False, 1, 1), (False, 2, 2), (True, 1, 1), (True, 2, 8)])
+def test_a_task_has_a_group_for_each_core_or_all_trials_of_a_loop_of_the_users(
+    run: Run, own: bool, cores: int, groups: int
+) -> None:
+    """A device trains the trials of such a loop one after another on each core."""
+    if own:
+        alone = again(run, sweep=replace(run.settings.sweep, fusion=1))
+        run = Run(replace(alone.problem, own_loop=OwnLoop(lambda worker: None, None, sweeps=True)), alone.store)
+    dispatcher = Dispatcher(run, Cores(run, cores))
+    for number, config in enumerate(configs()):
+        run.history.trials[number], run.history.kinds[number] = Trial(number, config), "a kind"
+        run.history.sweep.admit(number, config)
+        run.history.sweep.go_on(number, 3, config)
+        dispatcher.add(number, 3)
+    _, task = next(dispatcher.tasks([0]))
+    assert len(task.groups) == groups
+    assert task.beside == (8 if own else 1)
 
 
 class MeasuresInTime(Curves):
@@ -268,6 +340,38 @@ def test_no_time_is_foreseen_from_widths_that_were_not_measured(run: Run) -> Non
         dispatcher.add(0, 3)
         next(dispatcher.tasks([0]))
         assert math.isfinite(dispatcher.foreseen(1, 1)) == measured
+
+
+@pytest.mark.parametrize(
+    ("count", "lanes", "seconds"),
+    [
+        (8, 1, 6 * 2 / 4 + 2),  # groups of 4
+        (8, 2, (6 * 2 / 3 + 2) / 2),
+        (4, 1, 3 * 2 / 3 + 1),
+        (4, 4, (3 * 2 / 1 + 1) / 4),
+    ],
+)
+def test_an_epoch_is_foreseen_from_the_measured_rates_of_all_kinds(
+    run: Run, count: float, lanes: int, seconds: float
+) -> None:
+    """Trials of one kind take 2 steps an epoch, and those of another take one. A step of any group takes a second."""
+
+    class Rates(Curves):
+        def plan(
+            self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None
+        ) -> dict[str, Widths]:
+            return {"fuses": Widths(4, 2, {1: 1.0, 4: 4.0}), "alone": Widths(1)}
+
+    auto = again(run, sweep=replace(run.settings.sweep, fusion="auto"))
+    dispatcher = Dispatcher(auto, Rates(auto))
+    for number in range(8):
+        kind = "fuses" if number < 6 else "alone"
+        batch_size = {"fuses": 2, "alone": 4}[kind]
+        auto.history.trials[number] = Trial(number, {"lr": 0.1, "batch_size": batch_size})
+        auto.history.kinds[number] = kind
+        dispatcher.add(number, 3)
+    next(dispatcher.tasks([0]))
+    assert dispatcher.foreseen(count, lanes) == pytest.approx(seconds)
 
 
 def test_a_key_that_makes_another_structure_is_refused(run: Run) -> None:

@@ -35,7 +35,7 @@ from hydro_rasda.records.comparison_of_runs import compared
 from hydro_rasda.records.record_from_journal import Follower
 from hydro_rasda.records.report import best_line, best_score, render
 from hydro_rasda.records.summary import sum_up
-from hydro_rasda.run.events import HeatBegan, RunBegan, RungDecided
+from hydro_rasda.run.events import HeatBegan, HeatEnded, RunBegan, RungDecided
 from hydro_rasda.run.state import Run
 from hydro_rasda.settings.config import TuneConfig
 from tests.hydro_rasda.heats.test_heat import AllHeats
@@ -267,6 +267,18 @@ def test_time_that_ends_the_heat_leaves_the_best_so_far_and_more_time_goes_on(tm
         assert run_end(run.history) == "finished"
 
 
+def test_a_sweep_that_time_ends_decides_nothing_for_the_heat(tmp_path: Path, clock: Clock) -> None:
+    """The best of the sweep so far trains in full; with more time, the heat has its turn."""
+    with closing((run := opened(tmp_path / "run", time_budget_s=16.0)).store):
+        assert len(search(run, Heats(run, clock=clock))) == 1
+        assert not {FINALISTS, MIDDLE_ENTERED, MIDDLE_FINALISTS} & run.store.units().keys()
+        assert run_end(run.history) == "out of time"
+    with closing((run := opened(tmp_path / "run", time_budget_s=1000.0)).store):
+        search(run, Heats(run, clock=clock))
+        assert run.store.units()[MIDDLE_FINALISTS].value == [3]
+        assert run_end(run.history) == "finished"
+
+
 def narrow_fails(config: Config, width_ratio: float = 1.0) -> nn.Module:
     """One trial's model, the best at 1/4 of the width, cannot be made so narrow."""
     if width_ratio == 1 / 4 and config["final"] == SWEPT[3]:
@@ -324,10 +336,14 @@ def test_one_full_training_trains_one_model_in_full(quick: Quick, tmp_path: Path
     assert [trial.trial for trial in result.trials if trial.epochs] == [winner.trial]
     assert (result.best_trial, result.cost.middle_epochs, result.cost.race_epochs) == (winner.trial, 32, 4)
     assert [event.epochs for event in events if isinstance(event, HeatBegan) and event.heat == "middle"] == [32]
+    bounds = [type(event) for event in events if isinstance(event, HeatBegan | HeatEnded)]
+    assert bounds == [HeatBegan, HeatEnded] * (len(bounds) // 2)
     (decided,) = (event for event in events if isinstance(event, RungDecided) and event.heat == "middle")
     assert (decided.epoch, decided.candidates, decided.kept) == (4, tuple(t.trial for t in middle), (winner.trial,))
     told = [message.text for message in result.messages]
     assert "Then the best 8 train anew on surrogates of 1/4 of the width, to their ends, for 32 epochs in all." in told
+    leads = f"middle heat at epoch 4: 1 of 8 go on; trial {winner.trial} leads with val_loss "
+    assert [line for line in told if line.startswith("middle heat at epoch")] == [f"{leads}{winner.middle_metric:.4g}"]
     cost = "Cost of the three heats, by counted operations: about 0.12 + 0.84 + 1.00 full trainings."
     assert cost in told
     assert set(result.curves()["heat"]) == {"sweep", "middle", "race"}

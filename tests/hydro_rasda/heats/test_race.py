@@ -351,6 +351,21 @@ class TwoLanes(Scripted):
         return [Finished(task, self._train(task)) for task in tasks]
 
 
+def test_trials_at_which_processes_died_train_alone_once_all_others_are_there(open_race: Opens) -> None:
+    """The one with the fewest deaths comes first."""
+    beside: list[list[int]] = []
+
+    class Notes(TwoLanes):
+        def finished(self) -> list[Finished]:
+            beside.append([task.number for task in self.tasks])
+            return super().finished()
+
+    run = open_race(4, race=RaceConfig(grace_period=4))
+    run.store.doing._deaths |= {"race/trial-0/to-4": (0, 3), "race/trial-1/to-4": (0, 2)}
+    train_finalists(run, [0, 1, 2], Notes({number: [0.9, 0.8, 0.7, 0.6] for number in range(3)}))
+    assert beside == [[2], [1], [0]]
+
+
 def test_beside_the_leader_other_lanes_train_others_to_the_milestone(tight: Opens) -> None:
     train_finalists(tight(lanes=2, full_trainings=3, time_budget_s=35.0), [1, 0, 2, 3], device := TwoLanes(SCORES))
     assert device.trained[:7] == [*((1, epoch) for epoch in (1, 2, 3, 4)), (0, 1), (2, 1), (3, 1)]

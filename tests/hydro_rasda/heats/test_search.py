@@ -28,6 +28,7 @@ from hydro_rasda import (
     uniform,
 )
 from hydro_rasda.heats.search import (
+    DRAWS,
     SEARCHER_ROUNDS,
     RandomSearch,
     SearcherSearch,
@@ -160,6 +161,18 @@ def test_a_searcher_with_few_suggestions_names_constraints_once_and_only_if_they
         assert len([trial for _ in range(8) for trial in search.next_trials()]) == 3
         told = [message.text for message in read_messages(store.path)]
         assert [line.partition(":")[0] for line in told] == ["3 of 8 configurations are tried"] * (not finished)
+
+
+def test_a_searcher_is_refused_if_no_suggestion_meets_the_constraints(problem: Problem, tmp_path: Path) -> None:
+    """Costs of a model are known too late for a sample of the space to tell."""
+    space, asked = {"lr": loguniform(1e-4, 1.0)}, problem.with_settings(num_samples=1)
+    searcher = named_searcher("tpe", space, asked.settings)
+    assert searcher is not None
+    with closing(Store.open(tmp_path / "run", {}, "auto")) as store:
+        search = SearcherSearch(searcher, space, Run(asked, store), lambda config: False)
+        with pytest.raises(ValueError, match=rf"`sweep\.constraints` leaves nothing to try: none of {DRAWS} conf"):
+            search.next_trials()
+        assert not read_messages(store.path)
 
 
 def test_a_searcher_is_asked_for_more(open_search: Open) -> None:
@@ -524,6 +537,21 @@ def test_a_searcher_may_suggest_an_upper_bound_that_no_sample_reaches(problem: P
         (trial,) = search.next_trials()
     assert trial.config["momentum"] == math.nextafter(1.0, 0.0)
     assert trial.config["nested"]["x"] == math.nextafter(2.0, 0.0)
+
+
+def test_a_suggestion_that_the_library_cannot_train_is_refused(problem: Problem, tmp_path: Path) -> None:
+    """A searcher of the user's need not keep to the space."""
+
+    class Below(AtTheBound):
+        def suggest(self, trial_id: str) -> dict[str, Any]:
+            return {"lr": -1.0}
+
+    prepare(searcher := Below(), space := {"lr": uniform(0.1, 1.0)}, problem.settings.comparison.objectives)
+    with closing(Store.open(tmp_path / "run", {}, "auto")) as store:
+        search = SearcherSearch(searcher, space, Run(problem.with_settings(num_samples=1), store))
+        with pytest.raises(ValueError, match=r"`lr` is -1\.0, but must be a finite number > 0"):
+            search.next_trials()
+        assert not store.units()
 
 
 def test_a_resumed_run_has_the_values_that_it_trained_with(quick: Quick) -> None:

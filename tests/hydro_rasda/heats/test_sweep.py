@@ -12,9 +12,12 @@ from torch import nn
 from hydro_rasda import RaceConfig, SweepConfig
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Finished, History, Outcome, Task, Widths
+from hydro_rasda.heats.finalists import finalists_in_time
+from hydro_rasda.heats.fusion_kinds import find_kinds
 from hydro_rasda.history.history import GROUP, SWEEP_DECISION
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.history.transfer import transfer_of
+from hydro_rasda.problem.problem import Problem
 from hydro_rasda.records.summary import AllTrialsFailed
 from hydro_rasda.records.timeline import trainings
 from hydro_rasda.run.events import Callbacks, HeatBegan, MessageSaid
@@ -213,6 +216,29 @@ def test_the_plan_of_a_grid_counts_all_of_its_points(run: Run) -> None:
     assert told[1] == "First, surrogates of 1/2 of the width train for 63 epochs in all."
 
 
+def test_the_plan_of_a_sweep_at_full_width_speaks_of_the_models_themselves(run: Run) -> None:
+    wide, told = again(run, sweep=replace(run.settings.sweep, surrogate=1)), list[str]()
+    wide.callbacks = Callbacks([lambda event: told.append(getattr(event, "text", ""))])
+    sweep(wide, Given([configs(FINALS)]), Curves(wide))
+    assert "First, models at full width train for 63 epochs in all." in told
+
+
+def test_configurations_that_wait_for_their_models_are_admitted_in_order(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Building takes so long that each time two models are built. Without a budget, all might have been."""
+    bounds = set[float]()
+
+    def builds_two(problem: Problem, trials: Sequence[Trial], *rest: Any) -> Unit:
+        bounds.add(rest[-1])
+        return find_kinds(problem, trials[:2], *rest)
+
+    monkeypatch.setattr("hydro_rasda.heats.sweep.find_kinds", builds_two)
+    assert sweep(run, Given([configs(FINALS)]), Curves(run)) == [0]
+    assert [*run.history.sweep.trials] == [*range(27)]
+    assert bounds == {math.inf}
+
+
 def test_who_trains_first_or_in_which_batch_does_not_matter(run: Run) -> None:
     split = [configs(FINALS)[i : i + 9] for i in (0, 9, 18)]
     assert sweep(run, Given(split), Curves(run, devices=3, last_first=True)) == [0]
@@ -239,6 +265,19 @@ def test_groups_count_that_are_done_while_the_transfer_is_checked(run: Run) -> N
     assert done.count("sweep") == sum("/group-" in key for key in checked.store.units())
 
 
+def test_trials_that_are_compared_by_place_are_checked_by_their_metric(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[tuple[Mapping[int, float], int]] = []
+    monkeypatch.setattr("hydro_rasda.heats.sweep.check_transfer", lambda run, *first, **_: checked.append(first[:2]))
+    checks = replace(run.settings.sweep, check_transfer=True)
+    several = again(run, objectives=(("val_loss", "min"), ("params", "min")), sweep=checks)
+    sweep(several, Given([configs(FINALS)]), Curves(several))
+    ((scores, epoch),) = checked
+    assert epoch == 1
+    assert scores == pytest.approx({number: final - 0.001 for number, final in enumerate(FINALS)})
+
+
 def test_max_mirrors_min(run: Run) -> None:
     mirrored = replace(run, problem=run.problem.with_settings(mode="max", race=RaceConfig(top_k=3)))
     assert sweep(mirrored, Given([configs(FINALS)]), Curves(mirrored)) == [0, 4, 8]
@@ -254,7 +293,10 @@ def test_nan_is_worst_in_both_modes(run: Run) -> None:
 
 
 def test_all_diverged(run: Run) -> None:
-    with pytest.raises(AllTrialsFailed, match=r"all 3 trials diverged or failed by epoch 1 .*journal\.jsonl"):
+    told = (
+        r"all 3 trials diverged or failed by epoch 1 of the sweep: no finite val_loss; lower `lr` or .*journal\.jsonl"
+    )
+    with pytest.raises(AllTrialsFailed, match=told):
         sweep(run, Given([configs([math.nan] * 3)]), Curves(run))
 
 
@@ -480,6 +522,20 @@ def test_who_has_lost_a_checkpoint_where_time_ended_a_group_trains_all_epochs_ag
     assert spans == [[(0, 3)], [(0, 3)], [(1, 3)]]
     assert [*epochs(timed).values()] == [[1, 2, 3]] * 4
     assert [(one.start, one.stop) for one in trainings(run.store.units())] == [(0, 3), (0, 3), (1, 3)]
+
+
+def test_a_sweep_whose_time_was_spent_begins_nothing_if_its_call_is_repeated(run: Run, clock: Clock) -> None:
+    """Time may pass after its last group."""
+    timed, search = again(run, time_budget_s=100.0), Given([configs(FINALS)])
+    sweep(timed, search, Curves(timed, clock=clock))
+    assert timed.store.swept < 50.0
+    with timed.store.sweeping():
+        clock.now += 50.0
+        assert finalists_in_time(timed, search) == [0]
+    repeated = again(timed)
+    assert repeated.out_of_time("sweep")
+    assert not repeated.out_of_time("race")
+    repeated.store.close()
 
 
 class MetricComesLate(Curves):

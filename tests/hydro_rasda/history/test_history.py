@@ -5,10 +5,14 @@ from __future__ import annotations
 import cProfile
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from hydro_rasda.common.heat_names import HEAT_NAMES, HeatName
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.history.full_size import trained_spans
 from hydro_rasda.history.history import CALL, DONE, FINALISTS, History
 from hydro_rasda.history.lines import Unit, failure_line, metric_lines
@@ -54,6 +58,23 @@ def test_the_state_of_the_sweep_is_that_of_its_decisions_and_groups() -> None:
     assert [*history.released()] == []
 
 
+def test_a_trial_that_has_one_of_several_metrics_no_more_is_among_the_best_no_more() -> None:
+    history = History(replace(SETTINGS, objectives=(("val_loss", "min"), ("val_auc", "max"))))
+    told = [{"event": "trial", "trial": n, "config": {"lr": 0.1}} for n in range(2)]
+    history.take("sweep/kinds-from-0", Unit({"0": "kind", "1": "kind"}, told))
+    history.take("sweep/admitted-from-0", Unit({"trials": [0, 1], "samples": 2}))
+    for stop, aucs in ((1, (0.9, 0.8)), (2, (math.nan, 0.8))):
+        history.take(f"sweep/to-{stop}/kept/of-2-{stop}", Unit([[0, stop], [1, stop]]))
+        lines = [
+            line
+            for n, auc in enumerate(aucs)
+            for line in metric_lines("sweep", n, [(stop, {"train_loss": 0.5, "val_loss": 0.5, "val_auc": auc})])
+        ]
+        history.take(f"sweep/to-{stop}/from-{stop - 1}/group-0", Unit({"members": [0, 1]}, lines))
+        history.place()
+        assert history.sweep.best(2) == ([0, 1] if stop == 1 else [1])
+
+
 def test_a_call_decides_anew_and_keeps_what_was_trained() -> None:
     history = swept()
     history.take(FINALISTS, Unit([1, 0]))
@@ -87,6 +108,19 @@ def test_a_copy_has_its_sources_weights_configuration_and_kind_as_they_were_befo
     history.take("sweep/to-4/from-2/group-0", Unit({"members": [0, 1]}, longer))
     assert history.copies == {}
     assert [*history.sweep.waiting] == [0, 1]
+
+
+def test_a_finalist_by_a_found_schedule_has_its_sources_objects_and_unkept_values() -> None:
+    """The journal has only names of classes, so that its line of such a trial is not enough."""
+    line = {"event": "trial", "trial": 0, "config": {"lr": 0.1, "act": "GELU"}, "literals": [[["act"], None]]}
+    new = {"event": "trial", "trial": 1, "config": {"lr": 0.2, "act": "GELU"}}
+    trials: list[dict[int, Trial]] = [{0: Trial(0, {"lr": 0.1, "act": nn.GELU})}, {}]
+    for known in trials:
+        history = History(SETTINGS, known=known)
+        history.take("sweep/kinds-from-0", Unit({"0": "kind"}, [line]))
+        history.take("sweep/schedules/of-1-a", Unit([[1, 0, {"lr": 0.2}]], [new]))
+        assert history.trials[1].config == {"lr": 0.2, "act": nn.GELU if known else "GELU"}
+        assert history.unkept.get(1, frozenset()) == (frozenset() if known else {("act",)})
 
 
 def test_who_failed_at_full_size_goes_on_in_a_sweep_that_is_given_more() -> None:
@@ -192,6 +226,10 @@ def test_nothing_but_what_is_shown_depends_on_epochs_that_no_checkpoint_holds() 
         history.take(f"race/trial-0/at-{line['epoch']}", Unit(None, [line]))
     history.take(ends[0], corrected)
     assert history.curve("race", 0) == {1: 0.5, 2: 0.45, 3: 0.3}
+    for line in told[1]:
+        history.take(f"race/trial-1/at-{line['epoch']}", Unit(None, [line]))
+    history.take("race/trial-1/to-2", Unit({"checkpoint": "race/trial-1/to-2"}, scores("race", {1: {2: 0.45}})))
+    assert history.curve("race", 1) == {1: 0.5, 2: 0.45}, "epochs beyond the checkpoint train again"
     history.take("race/trial-0/at-4", Unit(None, scores("race", {0: {4: 0.2}})))
     history.take("race/trial-0/lost-after-3", Unit(None))
     assert (history.live, history.epochs("race", 0)) == ({}, 0)

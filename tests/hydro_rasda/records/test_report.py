@@ -14,10 +14,22 @@ from hydro_rasda.common.console import duration
 from hydro_rasda.common.short_values import show
 from hydro_rasda.plots.page.words import answer
 from hydro_rasda.records.records import DIFFER, Cost, RunRecord, Status, TrialRecord
-from hydro_rasda.records.report import SHOWN, best_first, both_units, closing_lines, live_line, render, rungs
+from hydro_rasda.records.report import (
+    SHOWN,
+    best_first,
+    both_units,
+    closing_lines,
+    dropped_lines,
+    live_line,
+    progress_of,
+    render,
+    rungs,
+)
+from hydro_rasda.run.crash_log import DROPPED
 from hydro_rasda.run.journal import keep_message
 from hydro_rasda.schedulers import agreement
 from hydro_rasda.settings.objectives import Comparison
+from surrogate.transfer_verdict import RankComparison
 
 
 def trial(
@@ -76,6 +88,12 @@ def test_who_came_furthest_is_first_then_who_is_best() -> None:
     assert order(mirrored) == [2, 1, 5, 3, 0, 4]
     level = replace(RECORD, best_trial=5, trials=tuple(replace(each, epochs=4) for each in RECORD.trials[1:3]))
     assert order(level) == [1, 2] == order(replace(level, mode="max"))[::-1]
+
+
+def test_a_trial_that_diverged_at_full_size_is_placed_by_its_surrogate() -> None:
+    lost = replace(RECORD.trials[1], status="diverged", metric=math.nan, sweep_epochs=1, sweep_metric=0.85)
+    trials = tuple(lost if each.trial == 1 else each for each in RECORD.trials)
+    assert order(replace(RECORD, trials=trials)) == [2, 5, 3, 4, 1, 0]
 
 
 def test_the_winner_is_first_also_where_it_was_stopped() -> None:
@@ -147,10 +165,35 @@ def test_a_line_says_why_a_trial_with_a_better_score_did_not_win(status: Status,
         assert "had a better" not in printed(other)
 
 
+def test_a_better_trial_that_breaks_a_bound_by_more_than_the_winner_is_not_named() -> None:
+    bounds = Comparison((("val_loss", "min"),), {"params": (None, 5.0)})
+
+    def is_named(better: float, winner: float) -> bool:
+        params = {1: better, 2: winner}
+        trials = tuple(replace(each, costs={"params": params.get(each.trial, 1.0)}) for each in RECORD.trials)
+        return "trial 1 had a better val_loss" in printed(replace(RECORD, trials=trials, _comparison=bounds))
+
+    assert is_named(better=5.0, winner=1.0)
+    assert not is_named(better=6.0, winner=5.0)
+    assert is_named(better=6.0, winner=7.0)
+
+
 def test_a_trial_that_the_time_budget_stopped_was_not_behind_others() -> None:
     short = replace(RECORD, finished=False, trials=DOUBTFUL)
     assert f"\n{BETTER}training ended after epoch 2\n" in printed(short)
     assert "may have become better (80%): raise `time_budget_s` to find out\n" in printed(short)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "of", "it", "them"),
+    [([4], "Trial 4 was", "it", "tries it"), ([3, 4], "Trials 3, 4 were", "each", "tries them")],
+)
+def test_trials_that_were_dropped_are_named(numbers: list[int], of: str, it: str, them: str) -> None:
+    errors = dict.fromkeys(numbers, f"{DROPPED} of it 3 times in a row")
+    trials = tuple(replace(each, error=errors.get(each.trial, "RuntimeError: other")) for each in RECORD.trials)
+    again = f"the same call with `resume='changed'` {them} again"
+    assert dropped_lines(replace(RECORD, trials=trials)) == [f"{of} dropped: {DROPPED} of {it} three times; {again}."]
+    assert dropped_lines(RECORD) == []
 
 
 def test_a_line_names_the_configuration_to_train_again_without_averages() -> None:
@@ -211,6 +254,9 @@ def test_the_table_leaves_out_what_all_trials_share() -> None:
     assert "optimizer=" not in table
     assert "20 s: 16 epochs of the sweep in 8 s, 6 epochs of the race in 12 s" in table
     assert "spared about 24 s" in table  # 16 epochs of 2 s, less the 8 s
+    assert "transfer is" not in table
+    checked = RankComparison(0.875, {1: 0.0}, 0.0, 1, "trusted", "")
+    assert "; transfer is trusted (rank correlation 0.88); " in printed(replace(RECORD, transfer=checked))
 
 
 def test_a_narrow_table_has_all_columns() -> None:
@@ -237,6 +283,27 @@ def test_values_are_shown_short() -> None:
 def test_times_in_words() -> None:
     seconds = (0.1234, 59, 61, 3600, 2 * 3600 + 300, 100 * 3600)
     assert [*map(duration, seconds)] == ["0.123 s", "59 s", "1 min 1 s", "1 h 0 min", "2 h 5 min", "4 d 4 h"]
+
+
+@pytest.mark.parametrize(
+    ("left", "idle", "told"),
+    [
+        (180.0, 0.0, "10 %, about 3 min left"),
+        (180.0, 60.0, "10 %, about 2 min left"),
+        (180.0, 179.0, "10 %"),
+        (0.0, 0.0, "100 %"),
+        (None, 0.0, ""),
+    ],
+)
+def test_the_time_left_of_a_run_is_told_while_a_process_works_on_it(
+    left: float | None, idle: float, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = replace(RECORD, finished=False, ended=False, seconds_left=left)
+    assert progress_of(record, idle) == told.partition(",")[0]
+    monkeypatch.setattr("hydro_rasda.records.report.held", lambda path: True)
+    assert progress_of(record, idle) == told
+    assert progress_of(RECORD, idle) == "100 %"
+    assert progress_of(replace(RECORD, finished=False), idle) == ""
 
 
 def test_rungs_count_who_came_so_far() -> None:

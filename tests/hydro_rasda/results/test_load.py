@@ -106,6 +106,8 @@ def test_another_process_without_data_and_model_finds_what_tune_returned(
         loaded.best_model()
     with pytest.raises(ValueError, match=r"without `model_fn` and `objective`, which .* repeat the call of `tune`"):
         loaded.evaluate(digits[1])
+    with pytest.raises(ValueError, match="`model_fn` is 3, but must be the model function of the run"):
+        loaded.best_model(model_fn=3)
     with pytest.raises(ValueError, match=r"`model_fn` makes a model that does not fit the checkpoint of trial \d: "):
         loaded.best_model(model_fn=lambda config: nn.Linear(64, 10))
     model, again = made.best_model(), loaded.best_model(model_fn=stumbles_in_some)
@@ -124,6 +126,13 @@ def chosen(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
     return nn.Sequential(nn.Linear(64, width), act, nn.Linear(width, 10))
 
 
+class WithTanh(nn.Sequential):
+    """The same classifier as a class, whatever activation its configuration names."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(*chosen(config | {"act": Act.TANH}).children())
+
+
 def test_a_choice_that_json_does_not_keep_never_gives_another_model(quick: Quick, digits: tuple[Pair, Pair]) -> None:
     """The class of the optimizer is read by the library alone."""
     space = {
@@ -137,8 +146,10 @@ def test_a_choice_that_json_does_not_keep_never_gives_another_model(quick: Quick
     assert found.best_config["shape"] == (16, 1)
     with pytest.raises(ValueError, match=r"`config\['act'\]` is only a text in the run's folder, '<Act.TANH: 2>'"):
         found.best_model(model_fn=chosen)
-    again = found.best_model(model_fn=lambda config: chosen(config | {"act": Act.TANH}))
-    assert torch.equal(again(digits[1][0]), made.best_model()(digits[1][0]))
+    model_fns: list[Callable[..., nn.Module]] = [lambda config: chosen(config | {"act": Act.TANH}), WithTanh]
+    for model_fn in model_fns:
+        again = found.best_model(model_fn=model_fn)
+        assert torch.equal(again(digits[1][0]), made.best_model()(digits[1][0]))
     del space["optimizer"]  # a loaded run has only its name, which no recipe can call
     made = quick(model_fn=chosen, space=space, num_samples=4, name="other")
     for text in (made.recipe(), load(made.path).recipe()):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from benchmarks.replay.table import load
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice
 from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.history.lines import Unit, metric_lines
-from hydro_rasda.problem.problem import Problem
+from hydro_rasda.problem.problem import OwnLoop, Problem
 from hydro_rasda.results.winner_checks import Losses, overfits_beyond, overfitting_line, undecided_line
 from hydro_rasda.run.state import Run
 from tests.hydro_rasda.models import Config
@@ -151,6 +152,14 @@ def test_an_error_of_the_comparison_is_said(quick: Callable[..., TuneResult]) ->
     assert sum(record.status == "finished" for record in result.trials) == 2
     (line,) = undecided_line(result)
     assert re.fullmatch(r"chance may have chosen between trials \d and \d: .* failed with ZeroDivisionError: .*", line)
+    problem = result._problem
+    for other in (
+        replace(problem, own_loop=OwnLoop(lambda worker: None, None)),
+        replace(problem, whole_names=("loss",)),
+        problem.with_settings(folds=2),
+    ):
+        assert undecided_line(replace(result, _problem=other)) == []
+    assert undecided_line(replace(result, metric="train_loss")) == []
 
 
 @pytest.mark.usefixtures("one_process")

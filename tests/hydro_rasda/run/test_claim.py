@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -173,6 +174,23 @@ def test_a_call_without_locks_leaves_no_folder(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(OSError, match="No locks available"):
             Claim(tmp_path / name, "auto")
     assert [*tmp_path.rglob("*")] == [tmp_path / "there"]
+
+
+def test_a_call_that_is_taken_back_leaves_what_others_put_into_the_folders_that_it_made(tmp_path: Path) -> None:
+    claim = Claim(tmp_path / "runs" / "mine", "auto")
+    (tmp_path / "runs" / "theirs").mkdir()
+    claim.release(undo=True)
+    assert [*tmp_path.rglob("*")] == [tmp_path / "runs", tmp_path / "runs" / "theirs"]
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt, ValueError])
+def test_a_call_that_ends_before_it_has_written_what_it_asks_leaves_nothing(
+    tmp_path: Path, error: type[BaseException] | None
+) -> None:
+    with contextlib.suppress(KeyboardInterrupt, ValueError), Claim(tmp_path / "runs" / "mine", "auto"):
+        if error is not None:
+            raise error
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_refused_call_to_try_again_forgets_no_death(quick: Quick, tmp_path: Path) -> None:

@@ -123,7 +123,8 @@ def test_an_archive_whose_parts_overlap_is_refused(tmp_path: Path) -> None:
     ("raw", "told"),
     [
         (b"[" * 100_000 + b"]" * 100_000, "nested more than 100 levels deep"),
-        (b"[" * 102 + b"]" * 102, "nested more than 100 levels deep"),
+        (b"[" * 101 + b"]" * 101, "nested more than 100 levels deep"),
+        (b"[" * 101 + b"1" + b"]" * 101, "nested more than 100 levels deep"),
         (b'{"a": ' * 500 + b"1" + b"}" * 500, "nested more than 100 levels deep"),
         (b'{"at": NaN}', "NaN is no number of JSON's"),
         (b"[-Infinity]", "-Infinity is no number of JSON's"),
@@ -142,6 +143,7 @@ def test_all_else_is_read_as_json_has_it() -> None:
     for value in (None, True, 3, -0.5, 1e300, "[" * 200, [[]] * 300, {"a": [{"b": {}}]}, [0.1 + 0.2]):
         assert parse_json(json.dumps(value).encode()) == value
     assert parse_json(b"[" * 100 + b"]" * 100)
+    assert parse_json(b"[" * 100 + b"1" + b"]" * 100)
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from hydro_rasda.records.record_from_journal import read_record
 from hydro_rasda.records.report import live_line, progress_of
 from hydro_rasda.run import run_folder
 from hydro_rasda.run.events import Callbacks, EpochEnded
-from hydro_rasda.run.record_full_size import hear, record_epochs, record_failure
+from hydro_rasda.run.record_full_size import hear, record_epochs, record_failure, source_of
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from tests.hydro_rasda.forks import is_killed
@@ -173,6 +173,21 @@ def test_words_that_come_late_are_left_out(run: Run) -> None:
         tell(run, number, e2=0.4)
     assert run.history.live == {}
     assert [*run.store.units()][-1] == "race/trial-1/failed-after-0"
+
+
+def test_a_checkpoint_may_be_lost_twice_at_one_epoch(problem: Problem, tmp_path: Path) -> None:
+    key = "race/trial-0/to-1"
+    for _ in range(2):
+        with Store.open(tmp_path / "run", {}, "auto") as store:
+            run = Run(problem, store)
+            run.fold()
+            record_epochs(run, 0, metric_lines("race", 0, scores(e1=0.5)), {})
+            assert (source_of(run, 0), run.history.epochs("race", 0)) == (key, 1)
+            store.file(key).write_bytes(b"")
+        with Store.open(tmp_path / "run", {}, "must") as store:
+            run = Run(problem, store)
+            run.fold()
+            assert (source_of(run, 0), run.history.epochs("race", 0)) == (None, 0)
 
 
 def test_time_of_live_epochs_does_not_count_for_the_next_process(

@@ -58,12 +58,31 @@ def test_what_is_read_back_is_what_was_given(path: Path) -> None:
     assert (read["3"], read["nan"], read["inf"], read["f"]) == ([1, 2], None, None, "contents")
 
 
+def test_whoever_only_reads_a_run_makes_no_journal(path: Path) -> None:
+    Store.open(path, ASKED, "auto").close()
+    (path / "journal.jsonl").unlink()
+    assert Store.read(path).units() == {}
+    assert not (path / "journal.jsonl").exists()
+
+
 def test_a_unit_keeps_the_estimate_of_the_time_left(path: Path) -> None:
     with Store.open(path, ASKED, "auto") as store:
         store.record("a", Unit(1))
         store.left = 12.34
         store.record("b", Unit(2))
     assert [unit.left for unit in Store.read(path).units().values()] == [None, 12.3]
+
+
+def test_a_unit_is_on_the_disk_once_it_is_recorded_but_a_live_epoch_need_not_be(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = list[int]()
+    with Store.open(path, ASKED, "auto") as store:
+        monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+        store.record("a", Unit(1))
+        assert synced == [(path / "journal.jsonl").stat().st_size]
+        store.record("race/trial-0/at-1", Unit(None, metrics(1)))
+        assert len(synced) == 1
 
 
 def test_a_journal_torn_at_any_byte_keeps_all_units_but_the_torn(path: Path) -> None:
@@ -219,9 +238,10 @@ def test_one_process_at_a_time(path: Path, holder: subprocess.Popen[bytes]) -> N
 
 def test_a_directory_is_free_after_a_failed_open(path: Path) -> None:
     three_units(path)
-    with pytest.raises(RunExists):
+    with pytest.raises(RunExists) as kept:  # its frames keep what the failed call held
         Store.open(path, {**ASKED, "seed": 1}, "auto")
     Store.open(path, ASKED, "auto").close()
+    assert kept.traceback
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +79,14 @@ def test_a_time_budget_bounds_the_time_left(problem: Problem, tmp_path: Path) ->
     assert told.text == "About 100 s left."
     assert isinstance(trained, EpochsTrained)
     assert trained.seconds_left == pytest.approx(100.0 - trained.seconds, abs=1.0)
+
+
+@pytest.mark.parametrize(("mode", "best"), [("min", "0.25"), ("max", "0.5")])
+def test_an_epoch_is_noted_by_its_best_finite_score(problem: Problem, tmp_path: Path, mode: str, best: str) -> None:
+    with Store.open(tmp_path / "run", {}, "auto") as store:
+        run = Run(problem.with_settings(mode=mode), store)
+        assert run.note({"val_loss": [0.5, math.nan, 0.25], "train_loss": [0.1, 0.1, 0.9]}) == f"val_loss {best}"
+        assert run.note({"val_loss": [math.nan, math.inf]}) == ""
 
 
 def test_a_traceback_is_kept_as_far_as_a_person_would_read_it() -> None:

@@ -61,7 +61,9 @@ def test_measured_once_and_remembered(problem: Problem, monkeypatch: pytest.Monk
     ):
         with pytest.raises(Measured):
             planned_widths(problem, other)
-    weeks_later = time.time() + WEEKS * 7 * 24 * 3600
+    weeks_later = measured["at"] + WEEKS * 7 * 24 * 3600
+    monkeypatch.setattr(time, "time", lambda: weeks_later - 1)
+    assert planned_widths(problem, {"kind": trials(8)}) == {"kind": first}
     monkeypatch.setattr(time, "time", lambda: weeks_later)
     with pytest.raises(Measured):
         planned_widths(problem, {"kind": trials(8)})
