@@ -75,9 +75,7 @@ def train(connection: Connection, page: SharedPage, device: str, preempt: bool, 
             quanta.
         more: Waits for the tuner's next message; returns False if the guest is to leave.
     """
-    where = torch.device(device)
-    torch.set_num_threads(1)  # one group trains at a time, and the other cores belong to other ranks
-    answer_all(connection, partial(_opened, page, where, preempt, partial(report, connection)), more)
+    answer_all(connection, partial(_opened, page, torch.device(device), preempt, partial(report, connection)), more)
 
 
 def _opened(
@@ -98,4 +96,5 @@ def _opened(
             )
         # A recorded graph would not call the objective, so that no quantum would begin.
         given = replace(given, objective=Quanta(page, where).objective(given.objective)).with_settings(graph=False)
+    # On one thread: one group trains at a time, and the other cores belong to other ranks.
     return GuestTrainer(given, where, 1, notify, lambda: page.leaving)

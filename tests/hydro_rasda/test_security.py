@@ -92,6 +92,21 @@ def test_a_runtime_folder_of_the_users_own_is_used(temporary: Path, monkeypatch:
         assert Path(fork_client._socket_path("a job")).parent.parent == where
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_all_processes_of_a_node_choose_the_same_of_several_folders(
+    temporary: Path, order: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In whatever order the system lists them: a rank is started through the socket that the server listens at."""
+    for name in "bca":
+        mine(temporary, name).mkdir(mode=0o700)
+    with os.scandir(temporary) as entries:
+        listed = sorted(entries, key=lambda entry: entry.name)[::order]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", lambda root: iter(listed))
+        found = Path(fork_client._socket_path("a job")).parent
+    assert found == mine(temporary, "a")
+
+
 def as_another_user(act: Callable[[], None]) -> int:
     """Do something as nobody; returns the process that does."""
     pid = os.fork()

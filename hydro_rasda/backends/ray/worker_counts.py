@@ -119,9 +119,9 @@ class Sizes:
         if workers not in self._requests:
             self._requests[workers] = PlacementGroupFactory([self._worker] * workers)
         self._workers[trial.trial_id] = workers
-        request, current = self._requests[workers], trial.placement_group_factory
-        # Comparing different request objects takes Ray long, so compare identity first.
-        if current is not request and current != request:
+        request = self._requests[workers]
+        # To find out whether another object asks for the same takes Ray longer than an update.
+        if trial.placement_group_factory is not request:
             trial.update_resources(request)
 
     def can_pause(self, trial: Trial, result: Mapping[str, Any], t: int) -> bool:

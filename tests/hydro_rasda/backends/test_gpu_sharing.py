@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from hydro_rasda import LocalBackend, RaceConfig, TuneResult
 from hydro_rasda.backends import process_pool
+from hydro_rasda.contracts import Span, full_size_task
+from hydro_rasda.data import Shard
 from hydro_rasda.packing import mps
 from hydro_rasda.problem.objective import supervised
 from hydro_rasda.problem.problem import Problem
@@ -114,6 +116,24 @@ def test_only_processes_that_share_a_gpu_see_it_alone(
     memory = None if "cuda:1" in devices else 1e9
     assert {(share.processes, share.memory) for _, _, share, _ in opened} == {(len(devices), memory)}
     assert [environment for *_, environment in opened] == [alone if name == "cuda:0" else {} for name in seen_as]
+
+
+@pytest.mark.parametrize(
+    ("devices", "through"),
+    [
+        (["cuda:0", "cuda:1"], "nccl"),
+        (["cuda:1", "cuda:1"], "gloo"),
+        (["cpu", "cpu"], "gloo"),
+        (["cpu", "cuda:0"], "gloo"),
+    ],
+)
+def test_ranks_communicate_by_nccl_only_if_each_has_its_own_gpu(
+    devices: list[str], through: str, problem: Problem, tmp_path: Path
+) -> None:
+    with closing(Store.open(tmp_path / "run", {}, "auto")) as store:
+        pool = process_pool.LocalProcesses(Run(problem, store), [torch.device(name) for name in devices])
+        places = pool._places(full_size_task("key", 0, Span(0, 1), None, 0), 2)
+    assert [(place.shard, place.through) for place in places] == [(Shard(rank, 2), through) for rank in range(2)]
 
 
 @pytest.mark.parametrize(("name", "found"), [("NVIDIA H100", "GPU-7a"), ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None)])

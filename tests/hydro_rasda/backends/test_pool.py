@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -62,10 +63,10 @@ class Scripted:
             return Said({kind: Widths(8) for kind in work})
         if method == "train_rank":
             self.pool.trained.append((work.number,))
-            if work.number in self.pool.deadly:
+            error = self.pool.rank_errors.get(self.device, "it raised" if work.number in self.pool.raising else None)
+            if work.number in self.pool.deadly or error == "SIGKILL":
                 return Said(DeviceDied("SIGKILL"))
-            raises = work.number in self.pool.raising
-            outcome = Outcome.failed(work.number, "it raised") if raises else Outcome.of_model(work.number, {}, [], 1.0)
+            outcome = Outcome.failed(work.number, error) if error else Outcome.of_model(work.number, {}, [], 1.0)
             return Said([Finished(work, outcome)])
         numbers = [number for task in work for number in task.members]
         self.pool.trained.append(tuple(numbers))
@@ -84,6 +85,8 @@ class ScriptedPool(DevicePool):
 
     hanging_plans = False
     raising: frozenset[int] = frozenset()
+    rank_errors: Mapping[int, str] = MappingProxyType({})
+    """The error with which the rank on a device ends; the rank dies if the error is "SIGKILL"."""
     held: frozenset[int] = frozenset()
     """Devices that other jobs use: their processes never come."""
     machines_end = 0
@@ -340,6 +343,31 @@ def test_a_process_that_raised_is_kept_where_nobody_waits_for_it(run: Run) -> No
         pool.raising = frozenset([1])
         list(train_tasks(pool, targets(1)))
         assert len(pool.processes) == 4
+
+
+VAIN = "RuntimeError: [gloo/transport/tcp/pair.cc] Connection closed by peer"
+"""The error of a rank that waited for one that has ended."""
+
+
+@pytest.mark.parametrize(
+    ("errors", "told"),
+    [
+        ({0: "it raised", 1: VAIN}, "it raised"),
+        ({0: VAIN, 1: "it raised"}, "it raised"),
+        ({1: "it raised"}, "it raised"),
+        ({0: "SIGKILL", 1: VAIN}, "the process that trained it died 2 times: SIGKILL"),
+        ({0: "it raised", 1: "SIGKILL"}, "the process that trained it died 2 times: SIGKILL"),
+    ],
+)
+def test_a_trial_fails_with_the_error_of_the_rank_that_caused_it(
+    problem: Problem, tmp_path: Path, errors: Mapping[int, str], told: str
+) -> None:
+    """Its other rank waits in vain, or returns. The ending of rank 1 comes first."""
+    run = open_run(tmp_path / "run", problem.with_settings(race=RaceConfig(workers=2)), 8)
+    with run.store, closing(ScriptedPool(run, 2, grows=True)) as pool:
+        pool.rank_errors = errors
+        (finished,) = train_tasks(pool, targets(1))
+        assert finished.outcome.error == told
 
 
 def test_a_full_size_model_that_dies_beside_another_is_tried_again_alone(run: Run) -> None:

@@ -38,6 +38,39 @@ def test_a_source_that_is_no_path() -> None:
         pass
 
 
+HOST = SimpleNamespace(step=print, _step_microbatches=print)
+"""The schedule of a pipeline."""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        ({"leave_free": -1.0}, "`leave_free` is -1.0, but must be a number >= 0"),
+        ({"patience_s": "long"}, "`patience_s` is 'long', but must be a number >= 0"),
+        ({"patience_s": -1}, "`patience_s` is -1, but must be a number >= 0"),
+        ({"preempt": "no"}, "`preempt` is 'no', but must be None, True or False"),
+    ],
+)
+def test_a_host_with_a_wrong_argument_gets_no_guest(tmp_path: Path, wrong: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule), bubbles(HOST, tmp_path / "bubbles", **wrong):
+        pass
+    assert not (tmp_path / "bubbles").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        ({"groups": 0}, "`groups` is 0, but must be an integer >= 1"),
+        ({"checkpoint_s": -1}, "`checkpoint_s` is -1, but must be a number >= 0"),
+        ({"loader_workers": -1}, "`loader_workers` is -1, but must be"),
+        ({"graph": "always"}, "`graph` is 'always', but must be"),
+    ],
+)
+def test_a_backend_with_a_wrong_argument_is_refused(tmp_path: Path, wrong: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        BubbleBackend(tmp_path, **wrong)
+
+
 class Connection:
     """What the tuner sends to a guest."""
 
@@ -64,7 +97,7 @@ def test_a_source_may_be_in_the_home_and_is_no_store(tmp_path: Path, monkeypatch
     """Tuner and hosts met at a folder called "~" of wherever each of them was started."""
     monkeypatch.setenv("HOME", str(tmp_path))
     assert BubbleBackend("~/bubbles")._source == tmp_path / "bubbles"
-    with bubbles(SimpleNamespace(step=print, _step_microbatches=print), "~/bubbles", patience_s=0) as guest:
+    with bubbles(HOST, "~/bubbles", patience_s=0) as guest:
         assert guest._source == tmp_path / "bubbles"
     with pytest.raises(ValueError, match="`source` is 's3://bucket/bubbles', but must be a folder"):
         BubbleBackend("s3://bucket/bubbles")

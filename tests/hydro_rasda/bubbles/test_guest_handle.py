@@ -45,6 +45,8 @@ def test_a_guest_runs_in_bubbles_alone(tmp_path: Path) -> None:
         wait_until(lambda: state_of(process.pid) == "T")
         process.leave(600)
         assert process.over == 0
+        process.open(0.01)  # no signal goes to a process that has ended
+        process.close()
     finally:
         process.end()
 

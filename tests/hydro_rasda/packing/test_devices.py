@@ -281,6 +281,22 @@ def test_a_job_that_took_no_memory_of_a_gpu_teaches_none(
     assert (job.state, job.memory) == ("complete", 0)
 
 
+def test_a_job_whose_share_of_a_gpu_the_driver_does_not_tell_is_run(
+    nvml: Nvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends once it was looked at."""
+    looked_at = tmp_path / "looked at"
+
+    def rates(handle: str) -> None:
+        looked_at.touch()
+        raise NVMLError
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetUtilizationRates", rates)
+    waits = Task(["sh", "-c", 'until [ -e "$1" ]; do sleep 0.02; done', "sh", str(looked_at)])
+    (job,) = pack([waits], gpus()[:1], storage_path=tmp_path, mps=False, verbose=False).jobs
+    assert (job.state, job.share) == ("complete", 0)
+
+
 @pytest.mark.parametrize("name", ["memory", "compute"])
 def test_a_device_without_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):

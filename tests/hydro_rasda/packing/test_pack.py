@@ -69,6 +69,7 @@ def test_commands_and_functions_run_and_say_how_they_ended(tmp_path: Path) -> No
     assert all(job.attempt == 1 and job.device == "cpu" for job in result.jobs)
     assert not any((result.path / "ends").iterdir())
     assert not any((result.path / "calls").iterdir())
+    assert (result.path / "calls").stat().st_mode & 0o077 == 0, "reading a function runs code"
 
 
 def test_modules_of_the_working_folder_are_found(tmp_path: Path) -> None:

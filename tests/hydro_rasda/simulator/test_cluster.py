@@ -1,6 +1,8 @@
 """Where workers sit."""
 
+import math
 import random
+from statistics import fmean, stdev
 
 import pytest
 
@@ -34,6 +36,13 @@ def test_a_mixture_runs_at_its_slowest() -> None:
 def test_slow_nodes_are_as_many_as_asked_for() -> None:
     half = slots(NodeKind(8, 1), slow_share=0.5, slow_speed=0.25)
     assert sorted(half.spread(half.take(1)).speed for _ in range(8)) == [0.25] * 4 + [1.0] * 4
+
+
+def test_nodes_of_one_kind_differ_by_the_spread_of_their_speeds() -> None:
+    many = slots(NodeKind(400, 1, speed=3.0), speed_spread=0.2)
+    ratios = [math.log(many.spread(many.take(1)).speed / 3.0) for _ in range(400)]
+    assert fmean(ratios) == pytest.approx(0.0, abs=0.03)
+    assert stdev(ratios) == pytest.approx(0.2, rel=0.15)
 
 
 @pytest.mark.parametrize("seed", range(5))

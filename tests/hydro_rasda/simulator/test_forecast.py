@@ -51,11 +51,15 @@ def _of(epochs: int) -> PastRun:
     return PastRun(power_law(trials=4, epochs=epochs, seed=0), epoch_seconds=1.0)
 
 
-def test_regret_is_what_the_winner_lacks() -> None:
-    """Four constant trials but for one, which starts last and ends first: halving loses it."""
-    scores = np.array([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0], [4.0, 0.5]])
-    run = PastRun(Workload(scores, np.ones(4)), epoch_seconds=60.0)
-    found = {f.rule: f for f in forecast(run, replace(EXACT, gpus=4, grace_period=1))}
+@pytest.mark.parametrize("diverged", [0, 1])
+def test_regret_is_what_the_winner_lacks(diverged: int) -> None:
+    """Four constant trials but for one, which starts last and ends first: halving loses it.
+
+    A trial that diverges counts neither as the best nor towards the median.
+    """
+    scores = np.array([[9.0, math.nan]] * diverged + [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0], [4.0, 0.5]])
+    run = PastRun(Workload(scores, np.ones(4 + diverged)), epoch_seconds=60.0)
+    found = {f.rule: f for f in forecast(run, replace(EXACT, gpus=4 + diverged, grace_period=1))}
     assert found["random"].regret == 0
     assert found["synchronous"].regret == 0.5
     assert found["synchronous"].relative_regret == 0.5 / (1.5 - 0.5)

@@ -312,8 +312,11 @@ def tasks(*numbers: int) -> list[Task]:
 
 
 def test_full_size_trials_beside_each_other_are_those_one_after_another(problem: Problem) -> None:
-    device, told = DeviceTrainer(problem), list[Any]()
-    beside = {done.task.number: done.outcome for done in device.train(tasks(0, 1, 2), work(told))}
+    device, told, began = DeviceTrainer(problem), list[Any](), time.perf_counter()
+    finished = list(device.train(tasks(0, 1, 2), work(told)))
+    assert [done.beside for done in finished] == [3, 3, 3]
+    assert sum(done.outcome.seconds for done in finished) <= time.perf_counter() - began, "they divide the wall time"
+    beside = {done.task.number: done.outcome for done in finished}
     assert sum(epochs for epochs, *_ in told) == 6
     for number, outcome in beside.items():
         (done,) = device.train(tasks(number), work())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ from torch.distributed.tensor import DTensor
 from fusion.optim import optimizer
 from hydro_rasda import RaceConfig
 from hydro_rasda.common.trial import Trial
-from hydro_rasda.contracts import Span
+from hydro_rasda.contracts import Span, full_size_task
 from hydro_rasda.data import Shard, Share
-from hydro_rasda.problem.problem import Problem
+from hydro_rasda.problem.problem import OwnLoop, Problem
 from hydro_rasda.settings.config import TuneConfig
 from hydro_rasda.training.distributed import average_statistics
 from hydro_rasda.training.full_size import full_size_learner
 from hydro_rasda.training.single_learner import SingleLearner
+from hydro_rasda.training.user_loop import Over, SpanWorker, train_own_on_rank
 from hydro_rasda.training.worker import Worker
 from tests.hydro_rasda.backends.ray.test_ddp import (
     CONFIGS,
@@ -134,6 +136,27 @@ def test_float16_and_accumulation_are_refused_with_it() -> None:
         TuneConfig(precision="fp16", race=RaceConfig(strategy="fsdp"))
     with pytest.raises(ValueError, match=r"`race.strategy` is 'zero', but must be .*ddp.*fsdp"):
         RaceConfig(strategy="zero")  # type: ignore[arg-type]
+
+
+def left_by_rank_0(rank: int, world: int) -> tuple[int, bool, list[int]]:
+    """Of a training function that would report forever: the epochs of a rank, whether it was left, its history."""
+
+    def reports(worker: Worker) -> None:
+        while worker.iteration < 10:
+            worker.report({"val_loss": 0.5}, {"model": {}})
+
+    task = full_size_task("key", 0, Span(0, MAX_T), None, 0)
+    own = replace(problem(), own_loop=OwnLoop(reports, None))
+    asked = lambda: rank > 0  # noqa: E731
+    worker = SpanWorker(own, Trial(0, {"lr": 0.1}), task, None, asked, lambda *_: None, Shard(rank, world))
+    with contextlib.suppress(Over):
+        train_own_on_rank(worker)
+    return worker.iteration, worker.left, [epoch for epoch, _ in worker.history]
+
+
+def test_all_ranks_leave_a_training_function_when_rank_0_does() -> None:
+    """The other ranks keep no history, and are not asked whether time is up."""
+    assert on_ranks(2, left_by_rank_0) == [(MAX_T, True, [*range(1, MAX_T + 1)]), (MAX_T, True, [])]
 
 
 SAMPLES, BATCH, EPOCHS = 103, 4, 2

@@ -368,6 +368,13 @@ def test_a_single_trial_that_does_not_fit_trains_in_micro_batches(problem: Probl
             torch.testing.assert_close(own, tensor[other["members"].index(number)], rtol=2e-4, atol=2e-5)
 
 
+def test_a_trial_that_trains_in_two_micro_batches_says_so(problem: Problem) -> None:
+    """Memory for 64 examples: validation on 128 fits in 2 parts."""
+    with pytest.warns(UserWarning, match="does not fit memory with whole batches of 32: it trains .* in micro-batches"):
+        outcome = train_group(greedy(problem, 64), TRIALS, task((2,), 0, 1), no_sources)
+    assert outcome.failures == {}
+
+
 def test_a_single_trial_that_does_not_fit_with_one_example_fails(problem: Problem) -> None:
     with pytest.warns(UserWarning, match="in micro-batches"):
         outcome = train_group(greedy(problem, 0), TRIALS, task((0, 1), 0, 1), no_sources)

@@ -383,6 +383,7 @@ def test_a_device_is_what_was_asked_for_or_what_the_nodes_have() -> None:
     assert worker_resources(nodes, None) == {"CPU": 8}
     assert worker_resources(nodes, {"CPU": 2}) == {"CPU": 2}
     assert worker_resources([*nodes, {"CPU": 8.0, "GPU": 4.0}], None) == {"CPU": 1, "GPU": 1}
+    assert worker_resources([{"CPU": 8.0, "GPU": 1.0}], None) == {"CPU": 1, "GPU": 1}
     assert worker_resources([{"CPU": 0.0}, {"CPU": 4.0}], None) == {"CPU": 4}
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from ray.tune.result_grid import ResultGrid
 
 from hydro_rasda import RASDAScheduler, elastic
 from hydro_rasda.backends.ray import JournalEntry, read_journal
+from hydro_rasda.backends.ray.rank_actors import Ending
 from hydro_rasda.processes.hang_detector import HangDetector
 from tests.hydro_rasda.backends.ray import trainables
 from tests.hydro_rasda.backends.ray.trainables import linear
@@ -209,24 +211,23 @@ class Pickled:
         return Pickled, ()
 
 
-def test_data_are_pickled_and_hashed_once_however_often_a_trial_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node's fork server keeps what it loaded under this digest: it must be that of the content, at each start."""
-    hashed: list[int] = []
-    started: list[tuple[str, bytes]] = []
+Started = list[tuple[str, bytes, dict[str, Any]]]
+"""The digest, the payload and the job of each rank 0 that was started."""
 
-    def sha256(content: Any) -> Any:
-        hashed.append(len(content))
-        return hashlib.sha256(content)
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    """Stand in for Ray: a trial has two bundles, and its ranks are noted instead of forked."""
+    found: Started = []
 
     @contextlib.contextmanager
     def fork_rank(digest: str, payload: Any, job: Any) -> Iterator[None]:
-        started.append((digest, bytes(payload)))
+        found.append((digest, bytes(payload), job))
         yield
 
-    resources = SimpleNamespace(bundles=[{"CPU": 1}])
+    resources = SimpleNamespace(bundles=[{"CPU": 3.0, "GPU": 0.5}] * 2)
     context = SimpleNamespace(get_trial_resources=lambda: resources, get_trial_id=lambda: "t")
     module = sys.modules[elastic.__module__]
-    monkeypatch.setattr(module, "hashlib", SimpleNamespace(sha256=sha256))
     monkeypatch.setattr(module, "fork_rank", fork_rank)
     monkeypatch.setattr(module, "_follow", lambda *_: None)
     monkeypatch.setattr(module, "RankActors", lambda *_: None)
@@ -236,12 +237,165 @@ def test_data_are_pickled_and_hashed_once_however_often_a_trial_starts(monkeypat
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
     # A trial sets it for its process, which here is that of all tests, whose later Rays would inherit it.
     monkeypatch.setenv("TUNE_FUNCTION_THREAD_TIMEOUT_S", "2")
+    return found
+
+
+def test_data_are_pickled_and_hashed_once_however_often_a_trial_starts(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node's fork server keeps what it loaded under this digest: it must be that of the content, at each start."""
+    hashed: list[int] = []
+
+    def sha256(content: Any) -> Any:
+        hashed.append(len(content))
+        return hashlib.sha256(content)
+
+    monkeypatch.setattr(sys.modules[elastic.__module__], "hashlib", SimpleNamespace(sha256=sha256))
     trainable = elastic(linear, data=Pickled())
     for _ in range(3):
         trainable({})
     assert Pickled.times == 1
-    assert [digest for digest, _ in started] == [hashlib.sha256(started[0][1]).hexdigest()] * 3
+    assert [digest for digest, *_ in started] == [hashlib.sha256(started[0][1]).hexdigest()] * 3
     assert hashed == [len(started[0][1])]
+
+
+def test_ranks_are_told_what_their_scheduler_decides_and_how_they_save(started: Started) -> None:
+    scheduler = RASDAScheduler(max_t=8, grace_period=2, workers=1, time_attr="steps")
+    elastic(linear, scheduler, checkpoint_every=3, timeout_s=5, backend="gloo")({"lr": 0.1})
+    elastic(linear)({"lr": 0.2})
+    (_, _, scheduled), (_, _, alone) = started
+    asked = {"checkpoint_every": 3, "timeout_s": 5, "backend": "gloo", "config": {"lr": 0.1}}
+    assert scheduled.items() >= ({"milestones": (2, 4, 8), "time_attr": "steps", "workers": 1} | asked).items()
+    default = {"checkpoint_every": None, "timeout_s": 1800.0, "backend": None, "config": {"lr": 0.2}}
+    assert alone.items() >= ({"milestones": (), "time_attr": "training_iteration", "workers": 2} | default).items()
+    place = {"rank": 0, "world_size": 2, "gpus": 0.5, "threads": 3, "trial": "t", "checkpoint": None}
+    assert scheduled.items() >= place.items()
+    assert alone.items() >= place.items()
+
+
+VAIN = "RuntimeError: [gloo/transport/tcp/pair.cc] Connection closed by peer"
+"""The error of a rank that waited for one that has ended."""
+
+MISTAKE = "ArithmeticError: the user's own mistake"
+
+RAISED = f"raised an error\n{MISTAKE}"
+
+RETURNED = "returned from its training function while others waited for it: all ranks must report as often\n"
+
+
+class OtherRanks:
+    """The actors of a trial's other ranks, which end after the first look at them, or are silent."""
+
+    def __init__(self, *endings: tuple[str, str]) -> None:
+        self._looks = 0
+        self._endings: dict[int, Ending] = {r: (*ending, "", 10 + r) for r, ending in enumerate(endings, 1)}
+        self.orders: list[Any] = []
+
+    def start(self, *order: Any) -> None:
+        self.orders.append(order)
+
+    def failed(self) -> dict[int, Ending]:
+        self._looks += 1
+        if self._looks == 1:
+            return {}
+        return {rank: ending for rank, ending in self._endings.items() if ending[0] not in ("done", "silent")}
+
+    def endings(self, timeout: float) -> dict[int, Ending]:
+        return self._endings
+
+    def host(self, rank: int) -> str:
+        return f"host-{rank}"
+
+
+def follow(
+    monkeypatch: pytest.MonkeyPatch,
+    said: list[Any],
+    *others: tuple[str, str],
+    ends: bool = False,
+    timeout_s: float = 60.0,
+) -> list[Any]:
+    """Follow rank 0 of a trial, which says all of this and then ends or is silent.
+
+    Return what rank 0 was told, and how the other ranks were started.
+    """
+    module = sys.modules[elastic.__module__]
+    monkeypatch.setattr(module, "_FINAL_MESSAGE_S", 0.0)
+    monkeypatch.setattr(module, "_report", lambda *_: None)
+    actors, (rank, head) = OtherRanks(*others), Pipe()
+    for message in said:
+        rank.send(message)
+    if ends:
+        rank.close()
+    job = {"trial": "t", "world_size": 1 + len(others), "timeout_s": timeout_s}
+    module._follow(head, actors, ("digest", "payload", job))
+    told = list[Any]()
+    while rank.poll():
+        told.append(rank.recv())
+    return [*told, *((*order, rest is job) for *order, rest in actors.orders)]
+
+
+def test_reports_are_passed_on_until_all_ranks_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [("hello", 7), ("store", ("address", 9)), ("report", ({}, None)), ("report", ({}, None)), ("done", None)]
+    goes_on, started = None, (("address", 9), "digest", "payload", True)
+    assert follow(monkeypatch, said, ("done", "")) == [goes_on, goes_on, started]
+
+
+@pytest.mark.parametrize(
+    ("said", "others", "told"),
+    [
+        ([("error", MISTAKE)], [("silent", "")], f"rank 0 of 2 on HERE {RAISED}"),
+        ([("hello", 7), ("error", MISTAKE)], [], f"rank 0 of 1 on HERE (process 7) {RAISED}"),
+        ([("hello", 7)], [("error", VAIN)], "rank 0 of 2 on HERE (process 7) died\n"),
+        ([("error", VAIN)], [("died", "")], "rank 1 of 2 on host-1 (process 11) died\n"),
+        ([("error", VAIN)], [("done", ""), ("error", VAIN)], f"rank 1 of 3 on host-1 (process 11) {RETURNED}"),
+        ([("done", None)], [("silent", "")], "rank 1 of 2 on host-1 (process 11) did not answer for 60.0 s\n"),
+        ([("done", None)], [("done", ""), ("error", MISTAKE)], f"rank 2 of 3 on host-2 (process 12) {RAISED}"),
+        ([("done", None)], [("error", VAIN)], f"rank 0 of 2 on HERE {RETURNED}"),
+    ],
+)
+def test_a_failure_names_the_rank_that_caused_it(
+    said: list[Any], others: list[tuple[str, str]], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RuntimeError) as failure:
+        follow(monkeypatch, said, *others, ends=True)
+    assert str(failure.value) == f"trial t: {told.replace('HERE', socket.gethostname())}"
+
+
+def test_a_rank_that_fails_while_rank_0_still_trains_ends_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[elastic.__module__], "_LOOK_S", 0.01)
+    with pytest.raises(RuntimeError, match=r"rank 2 of 3 on host-2 \(process 12\) raised an error\n.*own mistake"):
+        follow(monkeypatch, [("hello", 7)], ("silent", ""), ("error", MISTAKE))
+
+
+def test_rank_0_is_ended_if_it_is_silent_for_much_longer_than_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HangDetector, "TIMES", 0)
+    monkeypatch.setattr(sys.modules[elastic.__module__], "_LOOK_S", 0.01)
+    with pytest.raises(RuntimeError, match=r"rank 0 of 1 on .* did not answer for 0.05 s\nit was ended as it hung"):
+        follow(monkeypatch, [("report", ({}, None))], timeout_s=0.05)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_reported_checkpoint_is_removed_once_tune_has_it(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[Any]()
+
+    def report(metrics: dict[str, Any], checkpoint: Any = None) -> None:
+        seen.append((metrics, checkpoint and sorted(os.listdir(checkpoint.path))))
+        if fails:
+            raise OSError("the storage is full")
+
+    monkeypatch.setattr(tune, "report", report)
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "worker.pt").touch()
+    with pytest.raises(OSError, match="full") if fails else contextlib.nullcontext():
+        sys.modules[elastic.__module__]._report({"loss": 1.0}, str(folder))
+    assert seen == [({"loss": 1.0}, ["worker.pt"])]
+    assert not folder.exists()
+    with pytest.raises(OSError, match="full") if fails else contextlib.nullcontext():
+        sys.modules[elastic.__module__]._report({"loss": 2.0}, None)
+    assert seen[1:] == [({"loss": 2.0}, None)]
 
 
 def test_many_reports_ask_ray_seldom_for_failed_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,14 @@ def sleeping() -> bytes:
     return payload
 
 
+def wait_for_end(*processes: psutil.Process) -> bool:
+    """Wait for a minute until all processes have ended; kill the others, and return whether there were none."""
+    _, alive = psutil.wait_procs(processes, timeout=60)
+    for process in alive:
+        process.kill()
+    return not alive
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Start a fork server for all tests that neither end nor replace it, since each start takes seconds."""
@@ -63,8 +71,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
             server = psutil.Process(pid).ppid()
             yield server
             os.kill(pid, signal.SIGKILL)
-        while psutil.Process(server).children():  # ranks whose clients have left, which would outlive it
-            time.sleep(0.01)
+        left = psutil.Process(server).children()  # ranks whose clients have left, which would outlive it
+        assert wait_for_end(*left), "the clients of these ranks have left"
         os.kill(server, signal.SIGTERM)
 
 
@@ -74,10 +82,11 @@ def socket_of_the_server() -> str:
 
 
 def test_one_process_of_a_node_forks_its_ranks_and_keeps_two_functions(server: int) -> None:
-    seen = [forked(*each) for each in (("a", "1"), ("a", "2"), ("b", "3"), ("c", "4"), ("a", "5"))]
+    """The two that ranks had last: "b" makes room for "c", although "a" came before it."""
+    seen = [forked(*each) for each in zip("aabacba", "1234567")]
     servers, pids, sent = zip(*seen)
-    assert ({*servers}, len({*pids})) == ({server}, 5)
-    assert sent == ("1", "1", "3", "4", "5")
+    assert ({*servers}, len({*pids})) == ({server}, 7)
+    assert sent == ("1", "1", "3", "1", "5", "6", "7")
 
 
 def test_a_rank_stands_where_its_trial_does_and_has_its_environment(
@@ -189,6 +198,15 @@ def test_a_client_that_is_stopped_halts_nobody_else(server: int) -> None:
     servers, pids, sent = zip(*seen)
     assert ({*servers}, len({*pids})) == ({server}, 4)
     assert sent == ("first", "first", "new", "new")
+
+
+def test_a_rank_ends_when_its_client_leaves(server: int) -> None:
+    with fork_rank("leaves", sleeping(), job()) as connection:
+        kind, pid = receive(connection)
+        assert kind == "hello", pid
+        rank = psutil.Process(pid)
+        assert rank.is_running()
+    assert wait_for_end(rank)
 
 
 def test_a_rank_is_forked_beside_another_while_a_client_has_asked_for_nothing_yet(server: int) -> None:

@@ -38,13 +38,17 @@ def test_survivors_get_the_workers_of_nodes_that_come_in_time(
     assert [len(bundles) for bundles in asked] == ([4, 0, 8, 0] if wait_s else [])
 
 
-def test_the_wait_is_bounded_for_each_size(asked: list[Bundles], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_is_bounded_for_each_size(
+    asked: list[Bundles], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     nodes = NodeRequests({"CPU": 2.0}, wait_s=10)
     nodes.ask(due=4, held=1, count=2)
     nodes.settle(2)
     assert asked == [[{"CPU": 2.0}] * 5]
+    assert "A trial is due 4 workers, and the nodes hold 2: Ray's autoscaler is asked for more" in caplog.text
+    assert "the trial waits 10 s at most" in caplog.text
     now = 9.0
     assert nodes.awaited(4, 2)
     assert not nodes.awaited(2, 2)

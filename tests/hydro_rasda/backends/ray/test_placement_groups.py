@@ -1,17 +1,22 @@
 """Placement groups that are taken back while Ray places them."""
 
+from __future__ import annotations
+
 import random
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 from ray import tune
-from ray.air.execution import ResourceRequest
+from ray.air.execution import PlacementGroupResourceManager, ResourceRequest
+from ray.air.execution.resources import placement_group
 
 from hydro_rasda import RASDAScheduler
-from hydro_rasda.backends.ray.ray_private_names import SettledGroups, is_settled
+from hydro_rasda.backends.ray import ray_private_names
+from hydro_rasda.backends.ray.ray_private_names import ControllerStage, SettledGroups, is_settled
 from tests.hydro_rasda.backends.ray.curves import curve
 
 
@@ -31,6 +36,96 @@ from tests.hydro_rasda.backends.ray.curves import curve
 def test_a_group_is_settled_unless_it_is_being_placed(state: str, scheduling: str, settled: bool) -> None:
     assert is_settled({"state": state, "stats": {"scheduling_state": scheduling}}) == settled
     assert is_settled({}), "it is gone"
+
+
+class Group:
+    """A placement group that Ray places when the test says so."""
+
+    state = "PENDING"
+
+    def ready(self) -> Group:
+        return self
+
+
+@pytest.fixture
+def removed(monkeypatch: pytest.MonkeyPatch) -> list[Group]:
+    """Stand in for the cluster; return the groups that were removed, in order."""
+    found: list[Group] = []
+
+    def wait(futures: list[Group], **_: Any) -> tuple[list[Group], list[Group]]:
+        ready = [group for group in futures if group.state == "CREATED"]
+        return ready, [group for group in futures if group not in ready]
+
+    def row(group: Group) -> dict[str, Any]:
+        return {"state": group.state, "stats": {"scheduling_state": "SCHEDULING_STARTED"}}
+
+    monkeypatch.setattr(ResourceRequest, "to_placement_group", lambda request: Group())
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "wait", wait)
+    monkeypatch.setattr(ray, "cancel", lambda future: None)
+    monkeypatch.setattr(ray.util, "remove_placement_group", found.append)
+    for module in (ray_private_names, placement_group):
+        monkeypatch.setattr(module, "remove_placement_group", found.append)
+    monkeypatch.setattr(ray_private_names, "placement_group_table", row)
+    return found
+
+
+def test_a_request_that_is_taken_back_keeps_its_group_until_ray_has_placed_it(removed: list[Group]) -> None:
+    groups, request = SettledGroups(), ResourceRequest([{"CPU": 1.0}])
+    groups.request_resources(request)
+    (taken_back,) = groups.get_resource_futures()
+    groups.cancel_resource_request(request)
+    assert (groups.get_resource_futures(), removed) == ([], [])
+    groups.request_resources(request)
+    groups.update_state()
+    assert removed == []
+    (wanted,) = groups.get_resource_futures()
+    taken_back.state = wanted.state = "CREATED"
+    groups.update_state()
+    assert removed == [taken_back]
+    assert groups.has_resources_ready(request)
+    groups.cancel_resource_request(request)
+    assert removed == [taken_back, wanted], "it is placed"
+    groups.clear()
+    assert removed == [taken_back, wanted]
+
+
+def test_clear_gives_ray_some_seconds_to_place_a_group_and_removes_it_anyway(
+    removed: list[Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_private_names, "_SETTLES_WITHIN_S", 0.05)
+    groups, request = SettledGroups(), ResourceRequest([{"CPU": 1.0}])
+    for _ in range(3):
+        groups.request_resources(request)
+    ready, placed, placing = groups.get_resource_futures()
+    ready.state = "CREATED"
+    groups.update_state()
+    placed.state = "CREATED"
+    began = time.monotonic()
+    groups.clear()
+    assert time.monotonic() - began >= 0.05
+    assert {*removed} == {ready, placed, placing}
+    assert removed.index(placed) < removed.index(placing)
+    assert len(removed) == 3
+    assert groups.get_resource_futures() == []
+    assert not groups.has_resources_ready(request)
+
+
+def test_only_rays_own_manager_without_requests_is_replaced(removed: list[Group]) -> None:
+    """A group that the manager has requested already would be lost with it. A user's own manager stays."""
+
+    class Own(PlacementGroupResourceManager):  # type: ignore[misc]
+        pass
+
+    idle, busy, own = PlacementGroupResourceManager(0.3), PlacementGroupResourceManager(), Own()
+    busy.request_resources(ResourceRequest([{"CPU": 1.0}]))
+    found = list[Any]()
+    for manager in (idle, busy, own):
+        controller = SimpleNamespace(_actor_manager=SimpleNamespace(_resource_manager=manager))
+        ControllerStage(controller).lose_no_worker()
+        found.append(controller._actor_manager._resource_manager)
+    assert (type(found[0]), found[0].update_interval_s) == (SettledGroups, 0.3)
+    assert found[1:] == [busy, own]
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,16 @@ def test_half_a_line_of_a_killed_process_is_dropped(tmp_path: Path) -> None:
     assert read_journal(str(tmp_path)) == ENTRIES[:1]
     journal(tmp_path).append(ENTRIES[2])
     assert read_journal(str(tmp_path)) == [ENTRIES[0], ENTRIES[2]]
+
+
+def test_a_journal_of_whole_lines_is_read_without_being_written(tmp_path: Path) -> None:
+    """A process that is killed while it writes the file anew would lose the journal."""
+    first = journal(tmp_path)
+    for entry in ENTRIES:
+        first.append(entry)
+    os.utime(tmp_path / "rasda.jsonl", (0, 0))
+    assert journal(tmp_path).entries == ENTRIES
+    assert (tmp_path / "rasda.jsonl").stat().st_mtime == 0
 
 
 class NoAppend:

@@ -21,6 +21,8 @@ from ray.tune.schedulers import ASHAScheduler
 from benchmarks.ray_stand_in import StandInController, stand_in_trial
 from hydro_rasda import RASDAScheduler
 from hydro_rasda.backends.ray import read_journal
+from hydro_rasda.backends.ray.nodes import Slots
+from hydro_rasda.backends.ray.ray_private_names import ControllerStage
 from hydro_rasda.simulator import read_past_run
 from tests.hydro_rasda.backends.ray.curves import (
     Counter,
@@ -374,6 +376,82 @@ def test_a_stopped_trial_that_fails_before_its_end_is_stopped_again(tmp_path: Pa
     bad.status = "PENDING"
     scheduler.on_trial_add(controller, bad)
     assert report(bad, 1.0) == "STOP"
+
+
+class Staging(StandInController):
+    """A controller that unstages, pauses and repeats trials as Ray's does; `done` names what it did."""
+
+    done: list[str]
+
+    def _unstage_trial_with_resources(self, trial: Any) -> None:
+        self.done.append("unstage")
+
+    def pause_trial(self, trial: Any, should_checkpoint: bool) -> None:
+        assert not should_checkpoint
+        self.done.append("pause")
+        trial.status = "PAUSED"
+
+    def _requeue_trial(self, trial: Any) -> None:
+        self.done.append("repeat")
+        trial.status = "PENDING"
+
+
+@pytest.fixture
+def staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Staging:
+    """A trial of two workers that is about to start on a cluster that holds two, and another one that waits."""
+    monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}])
+    monkeypatch.setattr(Slots, "_fresh_for_s", -1.0)
+    scheduler = RASDAScheduler(max_t=8, metric="loss", mode="min", workers=2)
+    controller = Staging(scheduler, [], str(tmp_path))
+    controller.done = []
+    for _ in range(2):
+        controller._add()
+    assert scheduler.choose_trial_to_run(controller) is controller.trials[0]
+    return controller
+
+
+def test_a_trial_whose_node_is_lost_before_it_starts_waits_again_for_fewer_workers(
+    staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert staging._rule.choose_trial_to_run(staging) is None
+    assert staging.done == []
+    monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": {"CPU": 1.0}}])
+    chosen: Any = staging._rule.choose_trial_to_run(staging)
+    assert staging.done == ["unstage", "pause"]
+    assert chosen is staging.trials[1], "it had waited longer"
+    assert len(chosen.placement_group_factory.bundles) == 1
+
+
+@pytest.mark.parametrize("reported", [False, True])
+def test_a_staged_trial_that_failed_for_its_actor_alone_starts_again_in_its_place(
+    staging: Staging, reported: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If Ray has reported the failure, Ray itself repeats the trial, or ends it."""
+    (failed, _) = staging.trials
+    failed.run_metadata = SimpleNamespace(num_failures=1, error_filename="error", pickled_error_filename="pickle")
+    failed.status, failed.is_finished = "ERROR", lambda: failed.status == "ERROR"
+    staging._staged_trials = [failed]  # type: ignore[assignment]  # a stand-in cannot be in a set
+    if reported:
+        staging._rule.on_trial_error(staging, failed)
+    chosen = staging._rule.choose_trial_to_run(staging)
+    assert staging.done == ["unstage"] + ["repeat"] * (not reported)
+    assert chosen is staging.trials[reported]
+    kept = failed.run_metadata
+    assert (kept.num_failures, kept.error_filename) == ((1, "error") if reported else (0, None))
+    assert ("starts again: the actor that it was to reuse" in caplog.text) == (not reported)
+
+
+def test_reuse_of_actors_that_cannot_be_reset_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = RASDAScheduler(max_t=8, metric="loss", mode="min")
+    controller, trial = StandInController(scheduler, [], str(tmp_path)), stand_in_trial(0, str(tmp_path))
+    controller._reuse_actors = True
+    ControllerStage(controller).check_reuse(trial)
+    assert caplog.text.count("`reuse_actors` is True: Ray hands an actor that comes free to a new trial") == 1
+    trial.get_trainable_cls = lambda: Unresettable
+    with pytest.raises(ValueError, match="`reuse_actors` is True, but must be False for 'stand_in', which has no"):
+        ControllerStage(controller).check_reuse(trial)
+    controller._reuse_actors = False
+    ControllerStage(controller).check_reuse(trial)
 
 
 @pytest.mark.usefixtures("two_slots")
