@@ -97,6 +97,7 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("old", [{"size_average": False}, {"reduce": False}, {"size_average": True, "reduce": True}])
 @pytest.mark.filterwarnings("ignore:size_average and reduce args will be deprecated", "ignore:reduction")
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_the_reductions_of_old_torch(loss: str, old: dict[str, Any]) -> None:
     assert_folds(lambda x: LOSSES[loss](x, **old), member(6, 5), dims=(0,))
 
