@@ -402,17 +402,6 @@ def test_frozen_parameters_are_handed_back_frozen_and_learn_again(config: dict[s
     assert_members_equal(fused, [module])
 
 
-def test_an_unfused_optimizer_leaves_out_parameters_that_were_never_trained() -> None:
-    models = nets(2)
-    for model in models:
-        model.first.requires_grad_(False)
-    fused = fuse(models)
-    opt = fused_optimizer(fused, [{"lr": 0.1}] * 2)
-    module = fused.unfuse(1)
-    known = {id(p) for group in opt.unfuse(1, module).param_groups for p in group["params"]}
-    assert known == {id(p) for name, p in module.named_parameters() if not name.startswith("first.")}
-
-
 class Slower(torch.optim.SGD):
     """Takes smaller steps by and by: a plain attribute counts them. Others hold its parameters and a lock."""
 
