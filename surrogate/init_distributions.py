@@ -177,8 +177,8 @@ class _Follow(TorchDispatchMode):
         parameters = args if name == stem else args[1:]  # the first argument of `uniform_` or `rand_like` is a shape
         if any(isinstance(value, Tensor) for value in parameters):
             return None
-        numbers = [value for value in parameters if isinstance(value, float | int)]
-        first, second = (*numbers, *(0.0, 1.0)[len(numbers) :])  # torch leaves out last arguments that are defaults
+        numbers: list[float] = [value for value in parameters if isinstance(value, float | int)]
+        first, second = [*numbers, *(0.0, 1.0)[len(numbers) :]]  # torch leaves out last arguments that are defaults
         if stem in ("rand", "uniform"):
             return first + (second - first) * spread
         if stem in ("randn", "normal"):
