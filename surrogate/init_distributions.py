@@ -173,15 +173,18 @@ class _Follow(TorchDispatchMode):
         The sample is spread evenly over the law, so that few elements suffice to compute its size.
         """
         spread = (torch.randperm(_COUNT, generator=self._generator, device="cpu").double() + 0.5) / _COUNT
-        numbers = [value for value in args if isinstance(value, float | int)]
-        stem = _name(func).removesuffix("_").removesuffix("_like")
+        name = _name(func)
+        stem = name.removesuffix("_").removesuffix("_like")
+        parameters = args if name == stem else args[1:]  # the first argument of `uniform_` or `rand_like` is a shape
+        if any(isinstance(value, Tensor) for value in parameters):
+            return None
+        numbers: list[float] = [value for value in parameters if isinstance(value, float | int)]
+        first, second = [*numbers, *(0.0, 1.0)[len(numbers) :]]  # torch leaves out last arguments that are defaults
         if stem in ("rand", "uniform"):
-            low, high = numbers or (0.0, 1.0)
-            return low + (high - low) * spread
-        if stem in ("randn", "normal") and len(numbers) in (0, 2):
-            mean, std = numbers or (0.0, 1.0)
-            return mean + std * 2**0.5 * torch.erfinv(2 * spread - 1)
-        if func._schema.is_mutable and not any(isinstance(value, Tensor) for value in args[1:]):
+            return first + (second - first) * spread
+        if stem in ("randn", "normal"):
+            return first + second * 2**0.5 * torch.erfinv(2 * spread - 1)
+        if func._schema.is_mutable:
             drawn: Tensor = func(spread, *args[1:], **{**kwargs, "generator": self._generator})
             return drawn
         return None

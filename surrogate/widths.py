@@ -237,7 +237,7 @@ def refuse_single_units(params: Mapping[str, ParamWidth], narrow: nn.Module, tar
             )
 
 
-_INNER_WEIGHTS = ("weight_hr_", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+_INNER_WEIGHTS = ("weight_hr_", "k_proj_weight", "v_proj_weight")
 """Weights of torch's recurrent and attention layers whose input no hook can reach."""
 
 

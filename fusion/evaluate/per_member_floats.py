@@ -138,7 +138,7 @@ class PlainFloats(TorchFunctionMode):
 
         The result is a number if all members get the same number; otherwise it is a tensor.
         """
-        if not all(isinstance(x, Tensor | int | float) for x in args) or not (rows := self._rows(args)):
+        if not (rows := self._rows(args)):
             return function(*args, **kwargs)
         first = next(x for x in args if isinstance(x, Tensor))
         values = [function(*row, **kwargs) for row in rows]

@@ -43,7 +43,14 @@ def by_parts(weight: Tensor) -> None:
 CLOSED_FORMS: dict[str, tuple[Callable[[Tensor], Any], float]] = {
     "torch's own": (lambda w: w, (3 * 64) ** -0.5),
     "normal": (lambda w: nn.init.normal_(w, std=0.02), 0.02),
+    "normal around a mean": (lambda w: nn.init.normal_(w, mean=2.0), 5**0.5),
+    "standard normal": (nn.init.normal_, 1.0),
     "uniform": (lambda w: nn.init.uniform_(w, -0.3, 0.3), 0.3 / 3**0.5),
+    "uniform to torch's default": (lambda w: nn.init.uniform_(w, -1.0, 1.0), 3**-0.5),
+    "uniform to a bound": (lambda w: nn.init.uniform_(w, 0.0, 2.0), 2 / 3**0.5),
+    "rand": (lambda w: w.data.copy_(torch.rand(w.shape)), 3**-0.5),
+    "rand_like": (lambda w: w.data.copy_(torch.rand_like(w) - 0.5), 12**-0.5),
+    "randn_like": (lambda w: w.data.copy_(torch.randn_like(w)), 1.0),
     "xavier_uniform": (nn.init.xavier_uniform_, (2 / 96) ** 0.5),
     "xavier_normal": (nn.init.xavier_normal_, (2 / 96) ** 0.5),
     "kaiming_normal": (lambda w: nn.init.kaiming_normal_(w, nonlinearity="relu"), (2 / 64) ** 0.5),
@@ -79,6 +86,13 @@ def test_patterns_are_not_random(initialize: Callable[[Tensor], Any]) -> None:
     assert (law.constant, law.random) == (False, False)
 
 
+def test_a_law_without_a_closed_form_is_sampled() -> None:
+    laws = laws_of(linear(lambda w: w.data.bernoulli_(0.25)))
+    assert laws["weight"].size == pytest.approx(0.25**0.5, rel=0.1)
+    laws = laws_of(linear(lambda w: w.data.exponential_(2.0)))
+    assert laws["weight"].size == pytest.approx(0.5**0.5, rel=0.1)
+
+
 def joined(weight: Tensor) -> None:
     weight.data[:8].copy_(torch.cat([torch.randn(4, 64), torch.zeros(4, 64)]))
 
@@ -88,7 +102,15 @@ def overlapping(weight: Tensor) -> None:
     nn.init.normal_(weight[10:], std=0.2)
 
 
-@pytest.mark.parametrize("initialize", [joined, overlapping])
+def by_elements(weight: Tensor) -> None:
+    weight.data.copy_(torch.normal(torch.zeros_like(weight), torch.full_like(weight, 0.1)))
+
+
+def around_elements(weight: Tensor) -> None:
+    weight.data.copy_(torch.normal(torch.full_like(weight, 3.0)))
+
+
+@pytest.mark.parametrize("initialize", [joined, overlapping, by_elements, around_elements])
 def test_no_size_is_told_where_that_of_a_part_is_unknown(initialize: Callable[[Tensor], Any]) -> None:
     law = laws_of(linear(initialize))["weight"]
     assert (law.size, law.random) == (None, True)

@@ -157,9 +157,19 @@ def test_refused_in_one_line_that_names_the_layer(name: str) -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_a_projection_of_fixed_size_is_refused_of_a_model_function_too() -> None:
+def test_projections_of_fixed_size_are_refused_of_a_model_function_too() -> None:
     with pytest.raises(ValueError, match=r"parameter 'weight_hr_l0' reads a width .* within layer '' \(LSTM\)"):
         make_surrogate(lambda _, ratio: nn.LSTM(8, int(32 * ratio), proj_size=3), {}, 1 / 4)
+    make_surrogate(lambda _, ratio: nn.LSTM(8, int(32 * ratio), proj_size=int(16 * ratio)), {}, 1 / 4)
+    for key in ("k", "v"):
+
+        def attention(_: Any, ratio: float, key: str = key) -> nn.Module:
+            sizes: dict[str, Any] = {"kdim": 8, "vdim": 8, f"{key}dim": int(32 * ratio)}
+            return nn.MultiheadAttention(16, 2, **sizes)
+
+        told = rf"parameter '{key}_proj_weight' reads a width .* within layer '' \(MultiheadAttention\)"
+        with pytest.raises(ValueError, match=told):
+            make_surrogate(attention, {}, 1 / 4)
 
 
 def test_a_fourier_transform_along_a_width_keeps_it_and_the_plan_says_so() -> None:

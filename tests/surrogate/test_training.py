@@ -8,6 +8,7 @@ import mup
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from fusion.optim.optimizer_config import Hyperparameters
 from surrogate import make_surrogate
@@ -184,3 +185,9 @@ def test_a_layer_whose_outputs_are_integers_is_left_out() -> None:
     found = record_training(model, {"lr": 0.1}, [torch.randn(8, 64)], label_first).outputs
     assert "trunk" in {name for name, _ in found}
     assert "labels" not in {name for name, _ in found}
+
+
+def test_the_weight_that_a_parametrization_computes_is_no_output() -> None:
+    model = make_surrogate(lambda _, ratio: nn.Sequential(weight_norm(nn.Linear(64, 10))), {}, 1.0)
+    found = record_training(model, {"lr": 0.1}, [(X, Y)], objective).outputs
+    assert {name for name, _ in found} == {"", "0"}

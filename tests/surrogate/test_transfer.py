@@ -40,6 +40,17 @@ def test_scores_do_not_depend_on_the_global_generator() -> None:
     assert score([{"lr": 0.01}], 1 / 4) == first
 
 
+def test_seeds_reach_up_to_63_bits() -> None:
+    images, labels = torch.ones(4, 64), torch.zeros(4, dtype=torch.long)
+    scores = [
+        plain_score_fn(mlp, [(images, labels)], [(images, labels)], objective, seed=seed)([{"lr": 0.01}], 1 / 4)
+        for seed in (0, 2**63 - 1)
+    ]
+    assert scores[0] != scores[1]
+    with pytest.raises(ValueError, match=rf"`seed` is {2**63}, but must be an integer from 0 to {2**63 - 1}"):
+        plain_score_fn(mlp, [(images, labels)], [(images, labels)], objective, seed=2**63)
+
+
 def narrow_is_upside_down(configs: object, width_ratio: float) -> list[float]:
     scores = [1.0, 2.0, 3.0, 4.0, 5.0]
     return scores if width_ratio == 1.0 else scores[::-1]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 
 from surrogate import make_surrogate, shrink
 from surrogate.roles_and_multipliers import width_plan
-from surrogate.widths import ParamWidth, compare_shapes, shapes_of
+from surrogate.widths import ParamWidth, compare_shapes, refuse_single_units, shapes_of
 from tests.surrogate.models import ZOO, Config, mlp, transformer
 
 
@@ -73,14 +74,22 @@ def test_groups_may_be_few_but_no_group_one_channel_wide() -> None:
         make_surrogate(grouped, {}, 1 / 8)
 
 
+def test_the_advice_for_several_widths_of_one_unit_leaves_two_in_the_smallest() -> None:
+    params = {"weight": ParamWidth((64, 16), (1, 1))}
+    with pytest.raises(ValueError, match=r"a width of 64 falls to one unit, .* \(a width ratio of 0.125 leaves two"):
+        refuse_single_units(params, nn.Module(), nn.Module())
+    refuse_single_units({"weight": ParamWidth((64, 1), (16, 1))}, nn.Module(), nn.Module())
+
+
 class HeadScales(nn.Module):
     """An attention layer with a scale for each head, as Swin has."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, **told: int) -> None:
         super().__init__()
-        self.num_heads = width // 16
-        self.scale = nn.Parameter(torch.ones(self.num_heads, 1, 1))
-        self.bias = nn.Embedding(5, self.num_heads)
+        heads = width // 16
+        vars(self).update(told or {"num_heads": heads})
+        self.scale = nn.Parameter(torch.ones(heads, 1, 1))
+        self.bias = nn.Embedding(5, heads)
         self.out = nn.Linear(width, width)
 
 
@@ -88,6 +97,12 @@ def test_one_head_of_the_same_size_is_no_single_unit() -> None:
     narrow = make_surrogate(lambda config, ratio: HeadScales(int(64 * ratio)), {}, 1 / 4)
     assert narrow.get_parameter("scale").shape == (1, 1, 1)
     assert width_plan(make_surrogate(transformer, {}, 1 / 8)).attention == {}
+
+
+@pytest.mark.parametrize("told", [lambda heads: {"groups": heads}, lambda heads: {"num_heads": 1}])
+def test_a_unit_is_no_head_unless_the_model_counts_it_as_one(told: Callable[[int], dict[str, int]]) -> None:
+    with pytest.raises(ValueError, match=r"'scale' is \(1, 1, 1\) .* a width of 4 falls to one unit"):
+        make_surrogate(lambda config, ratio: HeadScales(int(64 * ratio), **told(int(4 * ratio))), {}, 1 / 4)
 
 
 def test_a_depthwise_convolution_has_no_width_to_lose() -> None:

@@ -103,7 +103,7 @@ def gaussian_nll(
         var = var.unsqueeze(-1)
     differing = [of_var for of_input, of_var in zip(input.shape, var.shape) if of_input != of_var]
     if var.dim() != input.dim() or differing not in ([], [1]):
-        return NotImplemented  # torch says what is wrong
+        raise ValueError("var is of incorrect size")
     raised = var + (eps - var).clamp(min=0).detach()  # at least eps; the gradient is that of the unclamped variance
     losses = 0.5 * (raised.log() + (input - target).square() / raised)
     return _reduced(losses + 0.5 * math.log(2 * math.pi) if full else losses, reduction)

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -46,6 +47,7 @@ def of_math(x: Tensor, value: float) -> Tensor:
     """Functions of numbers: alike in all members, as `int`, or each member's own."""
     x = x[:, int(value) : 2 + math.floor(value / 2)] if not math.isclose(value, 5) else x
     scale = math.exp(-value) + math.sqrt(1 - value) * math.cos(math.pi * value) + math.pow(value, math.ceil(9 * value))
+    scale += math.pow(value, Fraction(1, 2))
     return x * scale + round(value, 1) - round(10 * value) + torch.arange(2) // math.ceil(9 * value)
 
 
@@ -57,6 +59,7 @@ DETERMINISTIC: list[tuple[str, Callable[[float], nn.Module], Tensor]] = [
     ("full", lambda v: With(v, lambda x, s: x + torch.full((4,), s)), ROWS),
     ("huber", lambda v: With(v, lambda x, s: F.huber_loss(x, torch.zeros_like(x), delta=s)), ROWS),
     ("branch", lambda v: With(v, branch), ROWS),
+    ("comparison", lambda v: With(v, lambda x, s: x * (s > 0.3) - x * (s <= 0.07)), ROWS),
     ("math", lambda v: With(v, of_math), ROWS),
     ("computed", lambda v: With(v, computed), ROWS),
     ("leaky-relu", nn.LeakyReLU, ROWS),

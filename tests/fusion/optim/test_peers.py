@@ -30,6 +30,12 @@ CONFIGS: dict[str, list[dict[str, Any]]] = {
         | {"d_coef": 1 + k, "d0": 1e-4, "use_bias_correction": k % 2 == 1, "safeguard_warmup": k > 1}
         for k, beta1 in enumerate((0.9, 0.6, 0.3, 0.0))
     ],
+    # With these values of `beta2`, RAdam begins to divide by the second moment at its 6th or 7th step.
+    "radam": [
+        {"optimizer": "radam", "lr": 0.01 * (1 + k), "beta1": 0.9 - 0.2 * k, "beta2": 0.8 + 0.05 * k}
+        | {"weight_decay": 0.1 * k, "eps": 10.0 ** (k - 8)}
+        for k in range(K)
+    ],
     "schedule_free_adamw": [
         {"optimizer": "schedule_free_adamw", "lr": 0.02 * (1 + k), "beta1": 0.9 - 0.2 * k, "beta2": 0.9 + 0.03 * k}
         | {"weight_decay": 0.2 * k, "eps": 10.0 ** (k - 8)}
@@ -98,7 +104,7 @@ PEERS = {
 
 def oracle(kind: str) -> Callable[[nn.Module, dict[str, Any]], torch.optim.Optimizer]:
     """Return a function that makes the optimizer which others wrote, for a model and a configuration."""
-    own: dict[str, Any] = {"adafactor": torch.optim.Adafactor}
+    own: dict[str, Any] = {"adafactor": torch.optim.Adafactor, "radam": torch.optim.RAdam}
     if kind in PEERS:
         package, name = PEERS[kind]
         own[kind] = getattr(pytest.importorskip(package, reason=f"{package} is not installed"), name)

@@ -139,3 +139,9 @@ def test_sparse_tensors_are_read() -> None:
     batch = torch.eye(4).to_sparse(), torch.eye(4, dtype=torch.long).to_sparse(), X[:4]
     batches = make_batches(lambda batch_size: [batch], "train_data", torch.device("cpu"), 0)
     assert [name for name, _ in unlike(batches, 4, "train_data")] == ["batch 0"]
+
+
+def test_what_is_no_tensor_stands_out_by_its_type() -> None:
+    loaded = [(X[:4], "a"), (X[:4], "b"), (X[:4], None), (X[:4], "c"), (X[:4], 2)]
+    batches = make_batches(lambda batch_size: loaded, "train_data", torch.device("cpu"), 0)
+    assert [name for name, _ in unlike(batches, 4, "train_data")] == ["batch 0", "batch 2", "batch 4"]

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
 from hydro_rasda import RaceConfig, SweepConfig, choice, loguniform
@@ -451,6 +451,15 @@ def test_a_group_with_a_rate_of_zero_stays_as_it_is() -> None:
     found = optimizer_settings(Classifier({"rate": 0.1}, still_body), {"rate": 0.1}, epochs=3, steps=9)
     assert {factor for name, factor in found.lr_factors.items() if name.startswith("body.")} == {0.0}
     assert (found.config["lr"], found.config["schedule"].factors) == (0.1, (1.0, 0.5, 0.25))
+
+
+def test_a_schedule_may_begin_at_zero() -> None:
+    def warming(module: Classifier) -> Any:
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        return [optimizer], [LambdaLR(optimizer, lambda epoch: epoch / 2)]
+
+    found = optimizer_settings(Classifier({"rate": 0.1}, warming), {"rate": 0.1}, epochs=3, steps=9)
+    assert (found.config["lr"], found.config["schedule"].factors) == (0.1, (0.0, 0.5, 1.0))
 
 
 @pytest.mark.parametrize(

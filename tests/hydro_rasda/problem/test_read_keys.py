@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -72,3 +73,12 @@ def test_a_kept_configuration_is_refused_where_it_may_not_be() -> None:
     noted(lambda c: c)
     with pytest.raises(ConfigKept):
         noted(lambda c: c, may_be_kept=False)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copy_of_a_configuration_may_be_kept(copied: Callable[[Config], Config]) -> None:
+    copies: list[Config] = []
+    notes = noted(lambda c: copies.append(copied(c)), may_be_kept=False)
+    assert copies == [CONFIG]
+    assert (type(copies[0]), type(copies[0]["net"])) == (dict, dict)
+    assert notes.of(CONFIG) == all_of(CONFIG)

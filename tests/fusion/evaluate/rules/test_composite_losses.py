@@ -1,12 +1,17 @@
 """Losses that torch would compute in a loop over the members, or that decide by values."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fusion import dry_run, fuse
-from tests.fusion.evaluate.rules.folding import assert_folds, member
+from fusion.evaluate.rules import folded
+from fusion.streams import Streams
+from tests.fusion.evaluate.rules.folding import K, assert_folds, member
 
 
 @pytest.mark.parametrize("log_target", [False, True])
@@ -78,3 +83,48 @@ def test_margin_ranking_and_triplets(reduction: str) -> None:
     assert_folds(rank, member(6, 2), dims=(0,))
     assert_folds(triplets, member(6, 5), torch.randn(6, 5), dims=(0, None))
     assert_folds(lambda x, y: triplets(x, y, swap=True), member(6, 5), member(6, 5), dims=(0, 0))
+
+
+SIGN = torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0, -1.0])
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "cross_entropy": lambda x, **old: F.cross_entropy(x, torch.arange(6) % 5, **old),
+    "kl_div": lambda x, **old: F.kl_div(x.log_softmax(1), torch.full((6, 5), 0.2), **old),
+    "margin_ranking": lambda x, **old: F.margin_ranking_loss(x[:, 0], x[:, 1], SIGN, 0.1, **old),
+    "triplet_margin": lambda x, **old: F.triplet_margin_loss(x, x.flip(0), x.roll(1, 0), **old),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("old", [{"size_average": False}, {"reduce": False}, {"size_average": True, "reduce": True}])
+@pytest.mark.filterwarnings("ignore:size_average and reduce args will be deprecated", "ignore:reduction")
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_the_reductions_of_old_torch(loss: str, old: dict[str, Any]) -> None:
+    assert_folds(lambda x: LOSSES[loss](x, **old), member(6, 5), dims=(0,))
+
+
+REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "axes of a ranking": (
+        lambda x: F.margin_ranking_loss(x, x, SIGN),
+        "margin_ranking_loss : All input tensors should have same dimension",
+    ),
+    "axes of triplets": (
+        lambda x: F.triplet_margin_loss(x, x, x[0]),
+        "anchor, positive, and negative .* same number of dimensions",
+    ),
+    "margin of triplets": (lambda x: F.triplet_margin_loss(x, x, x, margin=0), "margin must be greater than 0"),
+    "size of a variance": (lambda x: F.gaussian_nll_loss(x, x, x[:, :3].square()), "var is of incorrect size"),
+    "axes of a variance": (lambda x: F.gaussian_nll_loss(x, x, x[0].square()), "var is of incorrect size"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_arguments_that_torch_refuses_are_torchs_error(name: str) -> None:
+    loss, told = REFUSED[name]
+    with folded(Streams(K)), pytest.raises((RuntimeError, ValueError), match=told):
+        torch.func.vmap(loss)(member(6, 5))
+
+
+@pytest.mark.parametrize("loss", ["kl_div", "margin_ranking", "triplet_margin"])
+def test_an_unknown_reduction_is_torchs_error(loss: str) -> None:
+    with folded(Streams(K)), pytest.raises(ValueError, match="avg is not a valid value for reduction"):
+        torch.func.vmap(lambda x: LOSSES[loss](x, reduction="avg"))(member(6, 5))

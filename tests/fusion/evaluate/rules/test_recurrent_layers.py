@@ -199,3 +199,14 @@ def test_scatter_of_a_number(index: int | None) -> None:
     classes = torch.randint(0, 5, (6, 1) if index is None else (K, 6, 1))
     assert_folds(lambda w, i: (w * 1).scatter_(1, i, value=1.0), member(6, 5), classes, dims=(0, index))
     assert_folds(lambda w, i: (w * 1).scatter_(-1, i, 2.0), member(6, 5), classes, dims=(0, index))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("index", SHARED)
+def test_scatter_that_reduces(index: int | None) -> None:
+    places = torch.randint(0, 5, (6, 1) if index is None else (K, 6, 1))
+    x_K = member(6, 5)
+    with folded(Streams(K)):
+        found = torch.func.vmap(lambda x, i: (x * 1).scatter_(1, i, 2.0, reduce="multiply"), (0, index))(x_K, places)
+    alone = [x.clone().scatter_(1, i, 2.0, reduce="multiply") for x, i in zip(x_K, places.expand(K, 6, 1))]
+    assert torch.equal(found, torch.stack(alone))

@@ -1,5 +1,6 @@
 """The operators that fast rules take, and the mode that sends them there, in company of other modes."""
 
+import inspect
 import warnings
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from fusion import fuse
 from fusion.evaluate.rules import folded
 from fusion.evaluate.rules.member import fold
-from fusion.evaluate.rules.table import DRAWING_RULES, RULES
+from fusion.evaluate.rules.table import COMPOSITES, DRAWING_RULES, RULES
 from fusion.streams import Streams
 from tests.fusion.evaluate.rules.folding import K, assert_folds, member
 
@@ -37,6 +38,33 @@ def test_a_rule_takes_the_operator(function: Any, args: tuple[Any, ...]) -> None
 
     has_K = [isinstance(a, Tensor) and a.dim() > 1 and a.shape[0] == K for a in args]
     torch.func.vmap(op, in_dims=tuple(0 if h else None for h in has_K))(*args)
+
+
+WITH_RULES = {**RULES, **DRAWING_RULES, **COMPOSITES}
+IN_PYTHON = [function for function in WITH_RULES if inspect.isfunction(function)]
+OVERLOADS = {
+    F.linear: torch.ops.aten.linear.default,
+    F.scaled_dot_product_attention: torch.ops.aten.scaled_dot_product_attention.default,
+    torch.embedding: torch.ops.aten.embedding.default,
+    torch._weight_norm: torch.ops.aten._weight_norm.default,
+    F.one_hot: torch.ops.aten.one_hot.default,
+    F.bilinear: torch.ops.aten.bilinear.default,
+}
+
+
+def defaults(function: Any) -> dict[str, Any]:
+    """Map the name of each argument that a call may leave out to its default."""
+    if schema := getattr(OVERLOADS.get(function), "_schema", None):
+        return {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
+    arguments = inspect.signature(function).parameters.values()
+    return {argument.name: argument.default for argument in arguments if argument.default is not argument.empty}
+
+
+@pytest.mark.parametrize("function", [*IN_PYTHON, *OVERLOADS], ids=lambda function: function.__name__)
+def test_an_argument_that_is_left_out_is_what_torch_takes_it_for(function: Any) -> None:
+    arguments = inspect.signature(WITH_RULES[function]).parameters.values()
+    if not any(argument.kind == argument.VAR_KEYWORD for argument in arguments):
+        assert defaults(WITH_RULES[function]) == defaults(function)
 
 
 def test_functions_of_several_tensors_for_which_vmap_has_no_rule() -> None:
