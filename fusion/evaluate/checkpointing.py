@@ -11,6 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils import checkpoint
 
+_NEW, _OLD = "_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator"
+_WITHOUT_REENTRANT = _NEW if hasattr(checkpoint, _NEW) else _OLD
+"""Name of torch's generator for `use_reentrant=False`. Torch 2.14 gave the function that is called another name."""
+
 
 class _KeptReentrant:
     """Replaces the autograd function of `use_reentrant=True`.
@@ -31,7 +35,7 @@ def _kept(*args: Any, **kwargs: Any) -> Iterator[None]:
     """Stand in for the generator that torch runs around the function's call if `use_reentrant` is False."""
     if _here.depth:
         return iter([None])
-    found: Iterator[None] = _torchs["_checkpoint_without_reentrant_generator"](*args, **kwargs)
+    found: Iterator[None] = _torchs[_WITHOUT_REENTRANT](*args, **kwargs)
     return found
 
 
@@ -42,7 +46,7 @@ class _Depth(local):
 
 
 _here, _lock = _Depth(), Lock()
-_stand_ins = {"CheckpointFunction": _KeptReentrant, "_checkpoint_without_reentrant_generator": _kept}
+_stand_ins = {"CheckpointFunction": _KeptReentrant, _WITHOUT_REENTRANT: _kept}
 _torchs: dict[str, Any] = {}
 _users: list[None] = []
 """One entry for each open `activations_kept` block of any thread. The last block to end restores torch's functions."""

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.backends import cudnn, mkldnn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from fusion.evaluate.avoided_kernels import without_fast_attention
 from fusion.width.memory import objects_so_far_set_aside, peak_memory
@@ -42,6 +41,8 @@ def model_costs(problem: Problem, trial: Trial, names: Collection[str], width: f
         batch = parts_of(trial, next(problem.train_data.epoch(trial.batch_size, 0)), "train_data")[0]
         _, found["peak_memory"] = training_step(problem, model, batch)
     if {"macs", "seconds_per_example"} & {*names}:
+        from torch.utils.flop_counter import FlopCounterMode  # imports triton, which most runs do not need
+
         batch = parts_of(trial, next(problem.val_data.in_order(trial.batch_size)), "val_data")[0]
         model.eval()
         with torch.no_grad():

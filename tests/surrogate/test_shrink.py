@@ -264,6 +264,7 @@ def test_errors(module: Any, batch: Tensor, message: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
 @pytest.mark.parametrize(("maker", "name"), [(torch.compile, "torch.compile"), (torch.jit.script, "torch.jit")])
 def test_a_compiled_module_is_refused(maker: Any, name: str) -> None:
     with pytest.raises(ValueError, match=rf"module 0 comes from {name}, which hides its sizes: pass the module from"):

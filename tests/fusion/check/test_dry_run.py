@@ -1,7 +1,6 @@
 """What cannot be vmapped is found before training, named, and trained one by one with the same result."""
 
 import copy
-import signal
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -172,7 +171,11 @@ def test_a_step_that_is_interrupted_leaves_members_without_a_gradient_alone(monk
             fused.stacked[name].neg_()  # each member takes its other branch
     fused.map(loss, BATCH).sum().backward()
     idle, before = fused.unreached(), copy.deepcopy(opt.state_dict()["state"])
-    monkeypatch.setattr(type(opt), "_step_whole", lambda *given: signal.raise_signal(signal.SIGINT))
+
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(opt), "_step_whole", interrupted)
     with pytest.raises(KeyboardInterrupt):
         opt.step()
     after = opt.state_dict()["state"]
