@@ -13,7 +13,10 @@ from torch.utils import checkpoint
 
 _NEW, _OLD = "_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator"
 _WITHOUT_REENTRANT = _NEW if hasattr(checkpoint, _NEW) else _OLD
-"""Name of torch's generator for `use_reentrant=False`. Torch 2.14 gave the function that is called another name."""
+"""Name of torch's generator for `use_reentrant=False`. Torch 2.14 calls a function of another name.
+
+If a later torch has none of these names, checkpointing stays on, and the dry run of a fused model that has it says so.
+"""
 
 
 class _KeptReentrant:
@@ -60,8 +63,8 @@ def activations_kept() -> Iterator[None]:
     """
     with _lock:
         if not _users:
-            _torchs.update({name: getattr(checkpoint, name) for name in _stand_ins})
-            vars(checkpoint).update(_stand_ins)
+            _torchs.update({name: getattr(checkpoint, name) for name in _stand_ins if hasattr(checkpoint, name)})
+            vars(checkpoint).update({name: _stand_ins[name] for name in _torchs})
         _users.append(None)
     _here.depth += 1
     try:

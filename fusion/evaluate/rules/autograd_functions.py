@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import getattr_static
 from threading import Lock, local
 from typing import Any
 
@@ -27,7 +28,7 @@ class _Drawing(local):
 
 
 _here, _lock = _Drawing(), Lock()
-_torchs: Any = vars(Function)["apply"]
+_torchs: Any = getattr_static(Function, "apply")
 """Torch's classmethod. It is written in Python up to torch 2.13, and in C from torch 2.14 on."""
 _users: list[None] = []
 """One entry for each open block of any thread. The last block to end restores torch's `Function.apply`."""
