@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from hydro_rasda.bubbles.training import Quanta
 from torch import nn
 
 from hydro_rasda.backends.process_pool import write_shared
-from hydro_rasda.bubbles import training
+from hydro_rasda.bubbles import guest_training as training
+from hydro_rasda.bubbles.guest_training import Quanta
 from hydro_rasda.problem.problem import OwnLoop, Problem
 
 CPU = torch.device("cpu")
