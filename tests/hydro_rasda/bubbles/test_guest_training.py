@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hydro_rasda.backends.process_pool import write_shared
-from hydro_rasda.bubbles import guest_training as training
+from hydro_rasda.bubbles import guest_training
 from hydro_rasda.bubbles.guest_training import Quanta
 from hydro_rasda.problem.problem import OwnLoop, Problem
 
@@ -39,8 +39,8 @@ class Host:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     found = Host()
-    monkeypatch.setattr(training, "time", found)
-    monkeypatch.setattr(training, "_LOOK_S", 1.0)
+    monkeypatch.setattr(guest_training, "time", found)
+    monkeypatch.setattr(guest_training, "_LOOK_S", 1.0)
     return found
 
 
@@ -98,4 +98,4 @@ def test_a_loop_of_the_users_own_is_refused_by_a_guest_that_nobody_stops(
     own = replace(problem, own_loop=OwnLoop(print, None))
     write_shared(tmp_path / "problem", own)
     with pytest.raises(ValueError, match="`train` cannot train in bubbles with `preempt=False`, as on GPUs"):
-        training._opened(host, CPU, False, print, tmp_path / "problem")  # type: ignore[arg-type]
+        guest_training._opened(host, CPU, False, print, tmp_path / "problem")  # type: ignore[arg-type]
