@@ -100,6 +100,20 @@ def test_tensors_that_forward_keeps_go_with_their_member(build: type[nn.Module],
     torch.testing.assert_close(fused.unfuse(0)(X), models[0](X))
 
 
+@pytest.mark.parametrize("one_by_one", [False, True], ids=["fused", "one-by-one"])
+@pytest.mark.parametrize("build", STATES)
+def test_a_copy_takes_the_tensors_that_forward_kept(build: type[nn.Module], one_by_one: bool) -> None:
+    torch.manual_seed(0)
+    models = [build() for _ in range(3)]
+    fused = fuse(models, one_by_one=one_by_one)
+    fused(X)
+    fused.copy({2: 0})
+    for model in models:
+        model(X)
+    first, second = models[0](X), models[1](X)
+    torch.testing.assert_close(fused(X), torch.stack([first, second, first]))
+
+
 def test_gradients_reach_through_what_is_kept_from_one_call_to_the_next() -> None:
     models = [Listing() for _ in range(2)]
     fused = fuse(models)
