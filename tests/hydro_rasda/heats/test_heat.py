@@ -16,7 +16,7 @@ from hydro_rasda.heats.race import Race
 from hydro_rasda.history.full_size import tried_targets
 from hydro_rasda.history.history import FINALISTS
 from hydro_rasda.records.summary import sum_up
-from hydro_rasda.records.timeline import best_over_time
+from hydro_rasda.records.timeline import best_over_time, trainings
 from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
@@ -114,6 +114,7 @@ def test_what_begins_early_changes_no_decision_and_no_result(run: Run, tmp_path:
             swept = trains.done.index(("sweep", (SLOW,), 9))
             early = [members for heat, members, _ in trains.done[:swept] if heat == "race"]
             assert early == ([(4,)] if eager and devices > 1 else [])
+            assert all(each.device in range(devices) for each in trainings(of.store.units()) if each.heat == "race")
             seen.append(found(of))
     for other in seen:
         assert other == seen[0]
