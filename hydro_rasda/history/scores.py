@@ -163,8 +163,8 @@ def averages_lost(lines: Iterable[Mapping[str, Any]], epoch: int, metric: str) -
     Then the trained weights count.
 
     >>> lines = [{"epoch": 1, "val_loss": 0.5, "val_loss_averaged": 0.6}, {"epoch": 2, "val_loss": 0.4}]
-    >>> averages_lost(lines, 1, "val_loss"), averages_lost(lines, 2, "val_loss")
-    (True, False)
+    >>> [averages_lost(lines, epoch, "val_loss") for epoch in (1, 2, 3)]
+    [True, False, False]
     """
     return any(averaged(metric) in line for line in lines if line["epoch"] == epoch)
 

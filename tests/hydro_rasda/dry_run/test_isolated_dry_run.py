@@ -64,6 +64,16 @@ def test_where_every_trial_ends_its_process_it_is_said_of_which(problem: Problem
         survived_dry_run(replace(problem, model_fn=deadly), given(*["success"] * count), CrashLog())
 
 
+def test_a_trial_that_ends_its_process_after_another_was_refused_is_named(problem: Problem) -> None:
+    def model_fn(config: Config, width_ratio: float = 1.0) -> nn.Module:
+        if not config["deadly"]:
+            raise ArithmeticError("refused")
+        return deadly(config, width_ratio)
+
+    with pytest.raises(ValueError, match=r"end the process that tries them, for .*'deadly': 'success'.*exit code 0"):
+        survived_dry_run(replace(problem, model_fn=model_fn), given(None, "success"), CrashLog())
+
+
 def test_a_refusal_is_that_of_the_dry_run(problem: Problem) -> None:
     def broken(config: Config, width_ratio: float = 1.0) -> nn.Module:
         raise ArithmeticError("never")

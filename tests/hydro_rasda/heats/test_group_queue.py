@@ -269,6 +269,7 @@ def test_a_task_has_a_group_for_each_core_or_all_trials_of_a_loop_of_the_users(
         dispatcher.add(number, 3)
     _, task = next(dispatcher.tasks([0]))
     assert len(task.groups) == groups
+    assert [group.fused for group in task.groups] == [len(group.members) > 1 for group in task.groups]
     assert task.beside == (8 if own else 1)
 
 

@@ -16,7 +16,8 @@ from hydro_rasda.heats.race import Race
 from hydro_rasda.history.full_size import tried_targets
 from hydro_rasda.history.history import FINALISTS
 from hydro_rasda.records.summary import sum_up
-from hydro_rasda.records.timeline import best_over_time
+from hydro_rasda.records.timeline import best_over_time, trainings
+from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from tests.hydro_rasda.heats.test_sweep import FINALS, Clock, Curves, Given, configs
@@ -113,9 +114,36 @@ def test_what_begins_early_changes_no_decision_and_no_result(run: Run, tmp_path:
             swept = trains.done.index(("sweep", (SLOW,), 9))
             early = [members for heat, members, _ in trains.done[:swept] if heat == "race"]
             assert early == ([(4,)] if eager and devices > 1 else [])
+            assert all(each.device in range(devices) for each in trainings(of.store.units()) if each.heat == "race")
             seen.append(found(of))
     for other in seen:
         assert other == seen[0]
+
+
+class EarlyRaises(OneIsSlow):
+    """The first full-size training raises."""
+
+    raised = False
+
+    def finished(self) -> list[Finished]:
+        (finished,) = super().finished()
+        if self.raised or not finished.task.is_full_size:
+            return [finished]
+        self.raised = True
+        return [replace(finished, outcome=Outcome.failed(finished.task.number, "ValueError: it raised", 1.0))]
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_a_training_that_began_early_and_raised_counts_as_none(run: Run, tmp_path: Path, top_k: int) -> None:
+    with closing((plain := begun(run, tmp_path / "plain", top_k)).store):
+        search(plain, OneIsSlow(plain, 1))
+        expected = found(plain)
+    with closing((of := begun(run, tmp_path / "raises", top_k)).store):
+        search(of, trains := EarlyRaises(of, 2))
+        assert trains.raised
+        assert found(of) == expected
+        assert not of.history.failures
+        assert not any("tried again" in message.text for message in read_messages(of.store.path))
 
 
 @pytest.mark.parametrize("top_k", [1, 2])

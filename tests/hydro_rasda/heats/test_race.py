@@ -330,6 +330,12 @@ def test_the_epochs_ahead_are_foreseen_from_the_next_milestone_on(tight: Opens) 
     assert race_pieces(run, 4) == [Piece(4, 5 / 4), Piece(2, 5 / 2), Piece(2, 5 / 1)]
 
 
+def test_the_last_look_is_foreseen_to_stop_nobody(open_race: Opens) -> None:
+    run = open_race(4, max_t=8, race=RaceConfig(grace_period=4))
+    assert (run.settings.race_milestones, run.settings.last_look) == ((4, 6, 8), 6)
+    assert [piece.epochs for piece in race_pieces(run, 4)] == [4 * 4, 2 * 2, 2 * 2]
+
+
 class TwoLanes(Scripted):
     """Trains up to two models beside each other."""
 

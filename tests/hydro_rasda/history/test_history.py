@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from torch import nn
 
 from hydro_rasda.common.heat_names import HEAT_NAMES, HeatName
@@ -16,8 +17,9 @@ from hydro_rasda.common.trial import Trial
 from hydro_rasda.history.full_size import trained_spans
 from hydro_rasda.history.history import CALL, DONE, FINALISTS, History
 from hydro_rasda.history.lines import Unit, failure_line, metric_lines
+from hydro_rasda.history.winner import best_of
 from hydro_rasda.run.run_folder import Store
-from hydro_rasda.settings.config import RaceConfig, SweepConfig, TuneConfig
+from hydro_rasda.settings.config import Keep, RaceConfig, SweepConfig, TuneConfig
 from tests.hydro_rasda.journals import write_run
 
 SETTINGS = TuneConfig(num_samples=4, max_t=8, sweep=SweepConfig(surrogate=0.5), race=RaceConfig(top_k=2))
@@ -170,6 +172,16 @@ def test_a_full_size_stage_that_is_over_says_for_whom() -> None:
     history = swept()
     history.take(DONE, Unit([0, 1]))
     assert (history.over, history.last, history.last_of_race) == ([0, 1], DONE, DONE)
+
+
+@pytest.mark.parametrize(("keep", "winner"), [("best", 0), ("last", 1)])
+def test_if_last_weights_count_and_none_came_to_its_end_one_that_trained_longest_wins(keep: Keep, winner: int) -> None:
+    history = History(TuneConfig(num_samples=3, max_t=8, race=RaceConfig(keep=keep)))
+    told = {0: {1: 0.1}, 1: {1: 0.6, 2: 0.5}, 2: {1: 0.5, 2: 0.7}}
+    for number, of in told.items():
+        key = f"race/trial-{number}/to-{max(of)}"
+        history.take(key, Unit({"checkpoint": key}, scores("race", {number: of})))
+    assert best_of(history, [0, 1, 2]) == (winner, told[winner][max(told[winner])])
 
 
 def test_a_unit_costs_no_more_among_many(tmp_path: Path) -> None:

@@ -134,6 +134,14 @@ def test_what_diverged_failed_or_never_began(quick: Quick) -> None:
     assert study.best_trial.number == result.best_trial
 
 
+def test_a_trial_that_lacks_one_of_several_values_is_no_result(quick: Quick) -> None:
+    result = quick(metric=["val_loss", "params"], num_samples=2, max_t=1)
+    first, second = result.trials
+    trials = (replace(first, costs={"params": math.nan}), second)
+    states = [trial.state for trial in replace(result, trials=trials).to_optuna().trials]
+    assert states == [TrialState.FAIL, TrialState.COMPLETE]
+
+
 def test_trials_that_have_not_begun_wait_to_be_tried(quick: Quick) -> None:
     result = quick(time_budget_s=1e-3)
     study = result.to_optuna()

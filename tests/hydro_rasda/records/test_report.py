@@ -281,8 +281,9 @@ def test_values_are_shown_short() -> None:
 
 
 def test_times_in_words() -> None:
-    seconds = (0.1234, 59, 61, 3600, 2 * 3600 + 300, 100 * 3600)
-    assert [*map(duration, seconds)] == ["0.123 s", "59 s", "1 min 1 s", "1 h 0 min", "2 h 5 min", "4 d 4 h"]
+    seconds = (0.1234, 59, 60, 61, 3600, 2 * 3600 + 300, 24 * 3600, 100 * 3600)
+    told = ["0.123 s", "59 s", "1 min 0 s", "1 min 1 s", "1 h 0 min", "2 h 5 min", "1 d 0 h", "4 d 4 h"]
+    assert [*map(duration, seconds)] == told
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,8 @@ def test_what_a_resumed_run_recalls_is_told_as_such_and_nothing_twice(quick: Qui
         assert again, kind
         assert forgetful(again) == forgetful(of(kind, first.events)), kind
         assert all(event.recalled for event in again), kind
+    bounds = [type(event) for event in second.events if isinstance(event, HeatBegan | HeatEnded)]
+    assert bounds == [HeatBegan, HeatEnded], "the race is over"
     grown = quick(callbacks=[third], **{**SMALL, "num_samples": 6})
     assert as_lines([event for event in third.events if event.recalled]) == as_lines(first.events)
     assert as_lines(third.events) == journal(grown, "metrics")

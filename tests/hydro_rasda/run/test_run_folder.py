@@ -270,10 +270,11 @@ def test_never_refuses_what_is_there_and_must_what_is_not(path: Path) -> None:
     assert not path.parent.exists()
     three_units(path)
     before = contents(path)
-    with pytest.raises(RunExists, match=r"`resume` is 'never', but .* holds a run"):
+    with pytest.raises(RunExists, match=r"`resume` is 'never', but .* holds a run") as kept:
         Store.open(path, ASKED, "never")
     assert contents(path) == before
     Store.open(path, ASKED, "must").close()
+    assert kept.traceback
     with pytest.raises(ValueError, match="`resume` is 'yes', but must be one of"):
         Store.open(path, ASKED, "yes")
 
