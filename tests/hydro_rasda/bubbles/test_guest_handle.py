@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -43,6 +44,8 @@ def test_a_guest_runs_in_bubbles_alone(tmp_path: Path) -> None:
         wait_until(lambda: state_of(process.pid) != "T")
         process.close()
         wait_until(lambda: state_of(process.pid) == "T")
+        times = psutil.Process(process.pid).cpu_times()
+        assert process.used == pytest.approx(times.user + times.system)
         process.leave(600)
         assert process.over == 0
         process.open(0.01)  # no signal goes to a process that has ended

@@ -148,6 +148,15 @@ def test_one_slow_stretch_of_a_trial_does_not_set_its_cost(tmp_path: Path) -> No
     assert run.epoch_seconds == 1.0
 
 
+def test_trials_are_compared_only_over_the_same_epochs(tmp_path: Path) -> None:
+    """The second epoch takes longer, and trial 0 trains both in one unit."""
+    with Store.open(tmp_path / "run", ASKED, "auto") as store:
+        train(store, 0, 2, each=1.0)
+        train(store, 1, 1, each=1.0)
+        train(store, 1, 2, each=3.0, start=1)
+    assert read_past_run(tmp_path / "run").workload.work.tolist() == [1.0, 1.0]
+
+
 def test_epochs_on_ray_count_in_seconds_of_one_worker(tmp_path: Path) -> None:
     """Those of the fewest workers, of a run whose trials grew."""
     with Store.open(tmp_path / "run", ASKED, "auto") as store:

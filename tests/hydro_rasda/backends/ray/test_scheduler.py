@@ -411,7 +411,7 @@ def staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Staging:
 
 
 def test_a_trial_whose_node_is_lost_before_it_starts_waits_again_for_fewer_workers(
-    staging: Staging, monkeypatch: pytest.MonkeyPatch
+    staging: Staging, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert staging._rule.choose_trial_to_run(staging) is None
     assert staging.done == []
@@ -420,6 +420,7 @@ def test_a_trial_whose_node_is_lost_before_it_starts_waits_again_for_fewer_worke
     assert staging.done == ["unstage", "pause"]
     assert chosen is staging.trials[1], "it had waited longer"
     assert len(chosen.placement_group_factory.bundles) == 1
+    assert "A trial is due 2 workers and gets 1: the cluster holds no more" in caplog.text
 
 
 @pytest.mark.parametrize("reported", [False, True])
