@@ -206,14 +206,14 @@ class Supervised:
     """The objective for batches `(inputs, target)`; see `supervised`.
 
     Attributes:
-        checked: True to check the targets' values first, which works only for a single model (not under vmap).
         configured: True if the loss has an argument `config`.
+        checked: True to check the targets' values first, which works only for a single model (not under vmap).
         collected: True to return outputs and targets, too.
     """
 
-    loss_fn: LossFn = F.cross_entropy
+    loss_fn: LossFn
+    configured: bool
     checked: bool = False
-    configured: bool = False
     collected: bool = False
 
     def __call__(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
@@ -275,7 +275,7 @@ def supervised(loss_fn: LossFn = F.cross_entropy) -> Supervised:
         is one of torch's, because torch would broadcast them and train on nonsense. A dry run (`checked`) also finds
         other losses that broadcast.
     """
-    return Supervised(loss_fn, configured=takes_config(loss_fn))
+    return Supervised(loss_fn, takes_config(loss_fn))
 
 
 def checked(objective: Objective) -> Objective:

@@ -82,7 +82,8 @@ def random_batches(model_fn: ModelFn) -> list[tuple[Tensor, Tensor]]:
 def check(model_fn: ModelFn, optimizer: str, *, plain: bool, steps: int = 5, **own: float) -> CoordinateCheck:
     config = {"optimizer": optimizer, "lr": 0.1 if optimizer in ("sgd", "asgd") else 0.01, **own}
     batches = random_batches(model_fn)[:1] * steps
-    return coordinate_check(model_fn, config, WIDTHS, batches, objective, seeds=2, plain=plain)
+    kind = {"plain": True} if plain else {}
+    return coordinate_check(model_fn, config, WIDTHS, batches, objective, seeds=2, **kind)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

@@ -8,7 +8,7 @@ import sympy  # type: ignore[import-untyped]
 from surrogate.size_constraints import SizeTrace
 from surrogate.sizes import evaluate, scale_sizes
 
-d, h, f = sympy.symbols("d h f", integer=True, positive=True)
+d, h, f, k = sympy.symbols("d h f k", integer=True, positive=True)
 DIVIDES = (sympy.Eq(sympy.Mod(d, h), 0),)
 
 
@@ -50,6 +50,18 @@ def test_of_heads_and_other_parts_of_one_size_the_heads_become_fewer() -> None:
         equations=(),
     )
     assert scale_sizes(parts, 1 / 4) == {d: 16, h: 1, f: 8}
+
+
+@pytest.mark.parametrize("equation", [sympy.Eq(f, k // 2), sympy.Eq(k // 2, f)])
+def test_a_size_that_is_computed_from_that_of_a_head_stays_with_it(equation: sympy.Eq) -> None:
+    rotated = SizeTrace(
+        tensors={"qkv": (h * k, d), "frequencies": (f,)},
+        seeds=frozenset({d, h, k, f}),
+        attributes={("layer", "n_head"): (h,), ("layer", "head_dim"): (k,)},
+        sizes={d: 80, h: 4, k: 20, f: 10},
+        equations=(equation, sympy.Eq(sympy.Mod(d, f), 0)),
+    )
+    assert scale_sizes(rotated, 1 / 4) == {d: 20, h: 1, k: 20, f: 10}
 
 
 def test_equations_that_rounding_breaks_are_met_at_the_next_multiple() -> None:

@@ -295,6 +295,17 @@ def test_values_of_members_that_are_kept_twice_or_joined_are_their_own() -> None
     assert [kept.tolist() for kept in twice.of_members[place]] == [[2, 2], [1, 1]]
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_members_whose_values_differ_are_joined_with_one_that_is_like_their_first(first: bool) -> None:
+    place, module = (0, "", "kept"), nn.Linear(3, 2)
+    alike: Any = nn.Linear(3, 2)
+    alike.kept = torch.zeros(2)
+    own, other = OwnValues(2, {place: [torch.zeros(2), torch.ones(2)]}), OwnValues(1)
+    joined = own.concat(module, other, alike) if first else other.concat(alike, own, module)
+    expected = [[0, 0], [1, 1], [0, 0]] if first else [[0, 0], [0, 0], [1, 1]]
+    assert [kept.tolist() for kept in joined.of_members[place]] == expected
+
+
 def test_loose_tensors_of_a_recurrent_layer_are_those_that_torch_does_not_keep_there() -> None:
     layer = nn.LSTM(2, 2)
     layer.held = [layer.bias_hh_l0]

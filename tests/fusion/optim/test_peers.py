@@ -290,15 +290,16 @@ def test_an_optimizer_with_modes_of_the_users_own_is_evaluated_alike(kind: str) 
 def test_prodigy_rests_without_gradients_and_at_a_rate_of_zero() -> None:
     """At the first step, too."""
     configs = CONFIGS["prodigy"]
-    models = nets()
+    models, alone = nets(), nets()
     fused = fuse(models)
     opt, own = fused_optimizer(fused, configs), [oracle("prodigy")(m, c) for m, c in zip(models, configs, strict=True)]
+    ours = [optimizer(model, config) for model, config in zip(alone, configs, strict=True)]
     for of_loss, of_rate in [(0, 1), (1, 0), (1, 1), (1, 1), (0, 1), (1, 0), *[(1, 1)] * 6]:
         opt.zero_grad()
         opt.set_lr_factor(of_rate)
         (of_loss * fused.map(loss, (X, Y))).sum().backward()
         opt.step()
-        for model, its, config in zip(models, own, configs, strict=True):
+        for model, its, config in zip(models + alone, own + ours, configs * 2, strict=True):
             its.zero_grad()
             for group in its.param_groups:
                 group["lr"] = config["lr"] * of_rate
@@ -306,6 +307,7 @@ def test_prodigy_rests_without_gradients_and_at_a_rate_of_zero() -> None:
             its.step()
         for k, model in enumerate(models):
             assert_equal(fused.unfuse(k), model)
+            assert_equal(alone[k], model)
 
 
 def test_prodigy_with_rates_by_parameter_is_prodigy_of_weights_over_them() -> None:

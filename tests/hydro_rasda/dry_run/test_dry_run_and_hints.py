@@ -95,6 +95,11 @@ def test_what_is_never_finite(arguments: dict[str, Any], told: str, quick: Quick
     refused(quick, told, **arguments)
 
 
+def test_metrics_may_not_have_the_names_of_the_objectives(quick: Quick) -> None:
+    told = r"`metrics` is \['accuracy', 'loss'\], but must be a function whose names are not the objective's, too"
+    refused(quick, told, metrics=lambda outputs, targets: {"loss": 1.0, "auc": 0.5, "accuracy": 1.0})
+
+
 def begins_at_zero(config: Config, width_ratio: float = 1.0) -> nn.Module:
     model = regressor(config, width_ratio)
     nn.init.zeros_(model[-1].weight)  # type: ignore[index]
