@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,19 @@ def await_ranks(store: Store, rank: int, world: int) -> None:
     """
     store.set(f"here{rank}", "")
     store.wait([f"here{other}" for other in range(world)], ARRIVAL)
+
+
+def await_joined(store: Store, rank: int, world: int) -> None:
+    """Wait until all ranks have joined the default process group; each rank calls it after it has joined.
+
+    Otherwise a training function that returns at once could end its process while another rank still connects to it.
+    """
+    store.set(f"joined{rank}", "")
+    if rank == 0:
+        store.wait([f"joined{other}" for other in range(1, world)], ARRIVAL)
+        return
+    with suppress(dist.DistError):  # rank 0 is done, and the store that it holds is gone
+        store.wait(["joined0"], ARRIVAL)
 
 
 def _tcp_store(host: str, port: int, is_master: bool, master_listen_fd: int | None = None) -> Store:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hydro_rasda.processes.temporary_folders import make_folder
 from hydro_rasda.records.records import flat
-from hydro_rasda.training.distributed import await_ranks, listening_store, reached_store
+from hydro_rasda.training.distributed import await_joined, await_ranks, listening_store, reached_store
 from hydro_rasda.training.worker import Saving, State, Worker
 
 CHECKPOINT_FILE = "worker.pt"
@@ -97,6 +97,7 @@ def run_rank(payload: Any, job: Mapping[str, Any], connection: Connection) -> No
         backend = job["backend"] or ("nccl" if job["gpus"] >= 1 else "gloo")
         timeout = timedelta(seconds=job["timeout_s"])
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+        await_joined(store, rank, world_size)
     worker = RankWorker(job, data, connection)
     train(worker)
     if worker.iteration == 0:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -19,7 +22,8 @@ from hydro_rasda.contracts import Span, full_size_task
 from hydro_rasda.data import Shard, Share
 from hydro_rasda.problem.problem import OwnLoop, Problem
 from hydro_rasda.settings.config import TuneConfig
-from hydro_rasda.training.distributed import average_statistics
+from hydro_rasda.training import distributed
+from hydro_rasda.training.distributed import average_statistics, await_joined
 from hydro_rasda.training.full_size import full_size_learner
 from hydro_rasda.training.single_learner import SingleLearner
 from hydro_rasda.training.user_loop import Over, SpanWorker, train_own_on_rank
@@ -41,6 +45,29 @@ MORE_NAMES = ("sgd", "adamw", "lion", "prodigy")
 MUON = {"optimizer": "muon", "lr": 0.02, "batch_size": 8}
 CASES = {**CONFIGS, "accumulated": {**CONFIGS["adamw"], "accumulate": 2}, "muon": MUON}
 CASES["by part"] = {**CONFIGS["adamw"], "optimizer.out": "sgd", "momentum.out": 0.9, "optimizer.layers.1": "prodigy"}
+
+
+def test_no_rank_trains_before_all_have_joined() -> None:
+    store, order = dist.HashStore(), list[int]()
+
+    def other() -> None:
+        await_joined(store, 1, 2)
+        order.append(1)
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(other)
+        store.wait(["joined1"])
+        order.append(0)
+        await_joined(store, 0, 2)
+        waiting.result()
+    assert order == [0, 1]
+
+
+def test_a_rank_goes_on_if_the_one_that_holds_the_store_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "ARRIVAL", timedelta(milliseconds=1))
+    await_joined(dist.HashStore(), 1, 2)
+    with pytest.raises(dist.DistStoreError, match="timeout"):
+        await_joined(dist.HashStore(), 0, 2)
 
 
 class Layers(nn.Module):
