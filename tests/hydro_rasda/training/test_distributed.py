@@ -23,7 +23,7 @@ from hydro_rasda.data import Shard, Share
 from hydro_rasda.problem.problem import OwnLoop, Problem
 from hydro_rasda.settings.config import TuneConfig
 from hydro_rasda.training import distributed
-from hydro_rasda.training.distributed import average_statistics, await_joined
+from hydro_rasda.training.distributed import Store, average_statistics, await_joined
 from hydro_rasda.training.full_size import full_size_learner
 from hydro_rasda.training.single_learner import SingleLearner
 from hydro_rasda.training.user_loop import Over, SpanWorker, train_own_on_rank
@@ -47,8 +47,12 @@ CASES = {**CONFIGS, "accumulated": {**CONFIGS["adamw"], "accumulate": 2}, "muon"
 CASES["by part"] = {**CONFIGS["adamw"], "optimizer.out": "sgd", "momentum.out": 0.9, "optimizer.layers.1": "prodigy"}
 
 
+def new_store() -> Store:
+    return dist.HashStore()  # type: ignore[attr-defined]  # not exported
+
+
 def test_no_rank_trains_before_all_have_joined() -> None:
-    store, order = dist.HashStore(), list[int]()
+    store, order = new_store(), list[int]()
 
     def other() -> None:
         await_joined(store, 1, 2)
@@ -65,9 +69,9 @@ def test_no_rank_trains_before_all_have_joined() -> None:
 
 def test_a_rank_goes_on_if_the_one_that_holds_the_store_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "ARRIVAL", timedelta(milliseconds=1))
-    await_joined(dist.HashStore(), 1, 2)
+    await_joined(new_store(), 1, 2)
     with pytest.raises(dist.DistStoreError, match="timeout"):
-        await_joined(dist.HashStore(), 0, 2)
+        await_joined(new_store(), 0, 2)
 
 
 class Layers(nn.Module):
