@@ -14,6 +14,7 @@ from torch import nn
 from hydro_rasda import RaceConfig, load
 from hydro_rasda.cli import main
 from hydro_rasda.cli.output import print_table, size
+from hydro_rasda.cli.runs import compare_runs
 from hydro_rasda.records.record_from_journal import read_record
 from hydro_rasda.run.run_json import run_id
 from tests.hydro_rasda.cli.conftest import model_fn, search
@@ -147,6 +148,11 @@ def test_sizes_in_words() -> None:
 def compared(said: Said, a: str, b: str) -> dict[str, Any]:
     told: dict[str, Any] = json.loads(said("compare", a, b, "--json"))
     return told
+
+
+def test_a_run_alone_is_not_compared(past: str) -> None:
+    with pytest.raises(ValueError, match=f"`PATH` is '{past}', but must be the folders of two runs or more"):
+        compare_runs([past], as_json=True)
 
 
 def test_another_search_on_the_same_data(past: str, tmp_path: Path, said: Said) -> None:

@@ -156,6 +156,15 @@ def test_a_lost_checkpoint_takes_its_epochs_along() -> None:
     assert key in [*history.released()]
 
 
+def test_the_checkpoint_of_a_group_of_which_all_members_failed_is_released() -> None:
+    history = swept()
+    [*history.released()]
+    history.take("sweep/to-2/kept/of-2-d", Unit([[0, 4], [1, 4]]))
+    key, lines = "sweep/to-4/from-2/group-0", [failure_line(n, "out of memory") for n in (0, 1)]
+    history.take(key, Unit({"members": [0, 1]}, lines))
+    assert {*history.released()} == {"sweep/to-2/from-1/group-0", key}
+
+
 def test_a_checkpoint_lives_until_no_trial_needs_it() -> None:
     history = swept()
     [*history.released()]

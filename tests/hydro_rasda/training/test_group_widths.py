@@ -124,6 +124,8 @@ def test_a_sweep_that_is_as_short_as_a_measurement_is_not_measured(
     for max_t, memory, most in ((27, None, 160), (27, 1599.0, 20), (81, None, 20)):
         found = planned_widths(tried.with_settings(max_t=max_t), {"kind": trials(8)}, memory=memory)
         assert found == {"kind": Widths(most, 2, {1: rate, most: 2 * rate}, assumed=True)}
+    many = tried.with_settings(max_t=81, sweep=SweepConfig(repeats=30))
+    assert planned_widths(many, {"kind": trials(8)})["kind"].most == 1
     assert not cache_folder().exists()
     for long, memory in (
         (tried.with_settings(max_t=3**9), None),
