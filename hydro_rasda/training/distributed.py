@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -54,13 +54,13 @@ def reached_store(host: str, port: int) -> Store:
     return _tcp_store(host, port, is_master=False)
 
 
-def await_ranks(store: Store, rank: int, world: int) -> None:
-    """Announce this rank, and wait up to `ARRIVAL` for the other ranks.
+def await_ranks(store: Store, rank: int, world: int, event: str = "here") -> None:
+    """Announce that this rank has come to `event`, and wait up to `ARRIVAL` for the other ranks.
 
     The timeout of the process group is longer, and is meant for ranks that have started.
     """
-    store.set(f"here{rank}", "")
-    store.wait([f"here{other}" for other in range(world)], ARRIVAL)
+    store.set(f"{event}{rank}", "")
+    store.wait([f"{event}{other}" for other in range(world)], ARRIVAL)
 
 
 def await_joined(store: Store, rank: int, world: int) -> None:
@@ -68,12 +68,10 @@ def await_joined(store: Store, rank: int, world: int) -> None:
 
     Otherwise a training function that returns at once could end its process while another rank still connects to it.
     """
-    store.set(f"joined{rank}", "")
-    if rank == 0:
-        store.wait([f"joined{other}" for other in range(1, world)], ARRIVAL)
-        return
-    with suppress(dist.DistError):  # rank 0 is done, and the store that it holds is gone
-        store.wait(["joined0"], ARRIVAL)
+    # Rank 0 holds the store. If the store is gone, rank 0 has seen all ranks join and is done, or its end is told
+    # elsewhere.
+    with suppress(dist.DistError) if rank else nullcontext():
+        await_ranks(store, rank, world, "joined")
 
 
 def _tcp_store(host: str, port: int, is_master: bool, master_listen_fd: int | None = None) -> Store:

@@ -67,6 +67,23 @@ def test_no_rank_trains_before_all_have_joined() -> None:
     assert order == [0, 1]
 
 
+def test_a_rank_waits_for_all_others_and_not_for_rank_0_alone() -> None:
+    store, order = new_store(), list[int]()
+
+    def other() -> None:
+        await_joined(store, 1, 3)
+        order.append(1)
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(other)
+        store.wait(["joined1"])
+        store.set("joined0", "")
+        order.append(2)
+        await_joined(store, 2, 3)
+        waiting.result()
+    assert order == [2, 1]
+
+
 def test_a_rank_goes_on_if_the_one_that_holds_the_store_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "ARRIVAL", timedelta(milliseconds=1))
     await_joined(new_store(), 1, 2)
