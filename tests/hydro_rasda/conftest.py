@@ -30,6 +30,15 @@ Said = Callable[..., str]
 """Runs a command of `hydro-rasda`, which must succeed, and returns what it prints; words may be paths."""
 
 
+class Clock:
+    """Takes the place of the module `time` in a module under test. The test sets `now`."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
 @pytest.fixture(scope="session")
 def digits() -> tuple[Pair, Pair]:
     """320 examples to train on, 160 to validate with."""

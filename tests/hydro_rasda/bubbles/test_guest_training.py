@@ -14,18 +14,16 @@ from hydro_rasda.backends.process_pool import write_shared
 from hydro_rasda.bubbles import guest_training
 from hydro_rasda.bubbles.guest_training import Quanta
 from hydro_rasda.problem.problem import OwnLoop, Problem
+from tests.hydro_rasda.conftest import Clock
 
 CPU = torch.device("cpu")
 
 
-class Host:
+class Host(Clock):
     """The clock of a host, and its page: a bubble is open from 0 to 100 s, from 200 to 300 s, and so on."""
 
     now = 0.0
     leaving = False
-
-    def monotonic(self) -> float:
-        return self.now
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds

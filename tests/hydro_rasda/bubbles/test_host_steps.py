@@ -12,13 +12,7 @@ import torch
 from hydro_rasda.bubbles import host
 from hydro_rasda.bubbles.host import Guest
 from hydro_rasda.schedulers.bubble_policy import CONTROL, SHORTEST_S
-
-
-class Clock:
-    now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
+from tests.hydro_rasda.conftest import Clock
 
 
 class Process:

@@ -12,13 +12,7 @@ from ray import cloudpickle
 from hydro_rasda.backends.ray import actor_messages
 from hydro_rasda.backends.ray.actor_messages import Reporter
 from hydro_rasda.history.lines import EpochTold
-
-
-class Clock:
-    now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
+from tests.hydro_rasda.conftest import Clock
 
 
 @pytest.fixture

@@ -10,13 +10,7 @@ import pytest
 
 from hydro_rasda.backends.ray import waiting
 from hydro_rasda.backends.ray.waiting import WaitingQueue
-
-
-class Clock:
-    now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
+from tests.hydro_rasda.conftest import Clock
 
 
 @pytest.fixture
