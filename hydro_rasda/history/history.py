@@ -3,7 +3,8 @@
 A unit is the record of one finished piece of work. To resume a run, read its journal into a history, and continue.
 Units hold facts and decisions. Facts are epochs, failures, checkpoints and the kinds of models; they count for as long
 as the run lives. Decisions of the sweep count until a call of `tune` asks for more samples. Then the unit `call` resets
-the sweep's state, and trials that have already trained reach their milestones at once.
+the sweep's state, and trials that have already trained reach their milestones at once. A heat is a part of the run that
+trains trials at one width: the sweep, the middle heat, or the race at full size.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ SCHEDULES = "sweep/schedules"
 """Prefix of the name of the unit that maps each finalist to the trial whose schedule it trains by."""
 
 KINDS_FROM, KIND_OF = "sweep/kinds-from-", "sweep/kind-of-"
-"""Prefixes of the names of units that tell which trials can train as one. `KIND_OF` is for a trial built again."""
+"""Prefixes of the names of units that hold the kinds of trials. Trials of one kind can train as one fused model.
+`KIND_OF` is for a trial whose model was built again."""
 
 HEATS = "heats"
-"""Key of the unit that holds the plan of the middle heat, see `MiddlePlan`, or the reason why there is none."""
+"""Key of the unit that holds the plan of the middle heat (`MiddlePlan`), or the reason why there is no such heat."""
 
 MIDDLE_ENTERED = "middle/entered"
 """Key of the unit that lets trials enter the middle heat. After it, the heat's decisions are made anew."""
@@ -159,8 +161,8 @@ class FusedHeat:
     Attributes:
         state: The heat's state, as its rule sees it.
         kinds: A digest for each trial. Trials with equal digests can train as one fused model.
-        copies: Maps each copy to its source, the trial whose weights it continues with. Copies that have trained since
-            are left out.
+        copies: Maps each copy that population based training made to its source, the trial whose weights it continues
+            with. Copies that have trained since are left out.
         sources: Maps each trial to the name of the checkpoint from which it can continue.
     """
 
@@ -183,15 +185,16 @@ class History(Curves):
         race: The state of the race at full size, as its rule sees it.
         decisions: Number of decisions on trials of the sweep.
         entrants: The finalists that race each other, best first; None before the race begins.
-        early: Key and unit of each early training, by trial: a training at full size before the trial entered the race.
-            The rest of the history ignores it. It counts once the trial enters, and is dropped if others enter instead.
+        early: Maps each trial that trained at full size before the race to the key and the unit of that training. The
+            rest of the history ignores it until the race begins. Then it counts if its trial enters the race.
         rungs: The decisions of the race so far: the milestone, and the move of each trial that was compared there.
         samples: `num_samples` of the call that decides the sweep; None before the first trial is admitted.
         finalists: The trials that the sweep chose; None until the sweep is over.
         middle_finalists: The trials that the middle heat chose among them; None until that heat is over.
         checkpoints: Maps each trial that trained at full size to the name of its last checkpoint.
         refits: Maps a trial to the checkpoint of its model that was trained once more, on the examples of all folds.
-        decided: Maps each trial whose last full-size epoch is at a decision to True if it continues, False if it stops.
+        decided: True if a full-size trial continues after its last checkpoint, False if it stops there. A trial has no
+            entry before this decision.
         live: Epochs at full size since the last checkpoint, by trial; see `is_live`.
         last: Key of the last unit.
         last_of_race: Key of the last unit of the race.
@@ -217,7 +220,8 @@ class History(Curves):
         """Begin an empty history.
 
         Args:
-            known: Trials with the objects of the space. Other trials are restored from the journal.
+            known: Trials whose configurations hold the space's own objects, such as classes. Other trials are restored
+                from the journal.
             reads_any: True if a function of the user may read any key. Then no key counts as unread.
         """
         super().__init__(settings, own_loop)
@@ -345,7 +349,7 @@ class History(Curves):
             self.checked[key] = unit.value
 
     def plan_middle(self, unit: Unit) -> None:
-        """Take in the plan of the middle heat, or that there is none. This must come before any trial is admitted."""
+        """Record the plan of the middle heat, or that there is no such heat, before any trial is admitted."""
         self.middle = MiddlePlan(**unit.value) if isinstance(unit.value, dict) else None
         for heat in self.heats.values():
             heat.state = self.new_state(heat.name)
@@ -357,8 +361,9 @@ class History(Curves):
             self._take_group(heat, key, unit)
         elif SWEEP_DECISION.fullmatch(name) is not None:
             self.decisions += heat.name == "sweep"
+            # Skip a decision of an earlier middle heat. Its trials are not all in this middle heat.
             if heat.name == "sweep" or {number for number, *_ in unit.value} <= heat.state.trials.keys():
-                self._take_moves(heat, unit.value)  # otherwise of an earlier middle heat
+                self._take_moves(heat, unit.value)
         elif name.startswith((KINDS_FROM, KIND_OF)):
             heat.kinds |= {int(number): kind for number, kind in unit.value.items()}
         else:
@@ -369,7 +374,7 @@ class History(Curves):
         event, number = line["event"], line["trial"]
         if event == "metrics":
             known = self.metrics.setdefault((line["heat"], number), [])
-            # If epochs were trained again, from an earlier checkpoint, their last training counts.
+            # If epochs were trained again from an earlier checkpoint, the new lines replace the old ones.
             while known and known[-1]["epoch"] >= line["epoch"]:
                 known.pop()
             known.append(line)
@@ -402,7 +407,7 @@ class History(Curves):
             heat.copies.pop(number, None)
             self._set(heat.sources, number, None if number in failed else key)
         heat.state.spent += epochs
-        if key not in self._uses:  # all members have failed
+        if key not in self._uses:  # all members failed, so no trial continues from the group's checkpoint
             self._released.append(key)
         self._arrive(heat, members)
 
@@ -443,7 +448,8 @@ class History(Curves):
     def _arrive(self, heat: FusedHeat, numbers: Iterable[int]) -> None:
         """Let trials wait at their milestones if they have reached them, in this call or in an earlier one.
 
-        An earlier call with fewer samples may have trained them further. The rule does not see those epochs.
+        An earlier call with fewer samples may have trained them beyond these milestones. The sweep's rule does not see
+        the epochs after a milestone.
         """
         by_place, name = self.settings.comparison.by_place, heat.name
         for number in numbers:
@@ -452,7 +458,7 @@ class History(Curves):
                 continue
             if not self.passed(name, number, goal := standing.goal):
                 continue
-            if by_place:  # only in the sweep: a run with a middle heat compares by a single score
+            if by_place:  # the heat is the sweep, because a run that compares by places has no middle heat
                 self._unplaced.add(goal)
                 whole = all(map(math.isfinite, self.values_at(name, number, goal).values()))
                 heat.state.come(number, {goal: 0.0 if whole else math.nan})
@@ -461,14 +467,20 @@ class History(Curves):
                 heat.state.come(number, {epoch: self.score_at(name, number, epoch) for epoch in epochs})
 
     def place(self) -> None:
-        """If places order the trials (`Comparison.places`), place all trials at milestones that new trials reached."""
+        """Compute all places (`Comparison.places`) at each milestone that a new trial has reached.
+
+        Without several metrics or bounds, do nothing, because scores order the trials.
+        """
         for stop in sorted(self._unplaced):
             values = {number: self.values_at("sweep", number, stop) for number in self.sweep.scores[stop]}
             self.sweep.place(stop, self.settings.comparison.places(values))
         self._unplaced.clear()
 
     def _comes_early(self, number: int, key: str, unit: Unit) -> bool:
-        """Set aside the full-size training of a trial that has not entered the race. Return False for other units."""
+        """Set aside the full-size training of a trial that has not entered the race, and return True.
+
+        Return False for any other unit.
+        """
         if not (unit.value or {}).get("early") or number in self.race.trials:
             return False
         self.early[number] = key, unit
@@ -495,7 +507,7 @@ class History(Curves):
             if number in self.checkpoints and self.epochs("race", number) == epoch:
                 self.decided[number] = isinstance(move, Continue)
         if not decided.keys() <= self.race.trials.keys():
-            return  # it belongs to an earlier race
+            return  # the decision belongs to an earlier race, between other trials
         carry_out(decided, self.race)
         if epoch:
             self.rungs.append((epoch, decided))
@@ -526,7 +538,7 @@ class History(Curves):
             self._enter(unit.value)
         elif key == DONE:
             self.over = unit.value
-            self.live.clear()  # epochs of trials that began early and did not enter
+            self.live.clear()  # drops the epochs of trials that began early and did not enter the race
         if count := sum(line["event"] == "metrics" for line in unit.lines):
             count *= self.settings.models("race")
             self.epoch_seconds.append((unit.seconds / count, count))

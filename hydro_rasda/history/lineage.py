@@ -109,9 +109,9 @@ def smoothed(ancestors: Sequence[Ancestor]) -> dict[str, Any]:
     """Reduce the changes of a lineage to a few values, with which a new training of any length can start.
 
     Population based training is greedy, so single steps of its schedules are noise. If `schedule` is constant, the
-    learning rate becomes a plateau and a linear decay, as `lr`, `decay_start` and `floor`. They are fitted to its
-    logarithm by least squares. Learning rates of parts (`lr.PART`) keep their mean ratio to `lr`. Each other key gets
-    its geometric mean over the epochs, or its arithmetic mean if a value is 0 or less.
+    learning rate becomes a plateau and a linear decay, as `lr`, `decay_start` and `floor`. They are fitted to the
+    logarithm of the learning rate by least squares. Learning rates of parts (`lr.PART`) keep their mean ratio to `lr`.
+    Each other key gets its geometric mean over the epochs, or its arithmetic mean if a value is 0 or less.
 
     Returns:
         The keys of the configuration that change, with their values; empty if nothing changed.

@@ -1,4 +1,4 @@
-"""The lines and units of a journal, as plain values."""
+"""The units of a journal, which record finished work, and the lines that they hold, as plain values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JournalLine = dict[str, Any]
 
 
 EpochTold = tuple[int, int, Mapping[str, Any]]
-"""A full-size trial, the epochs that it has trained, and the metrics after them."""
+"""The number of a full-size trial, how many epochs it has trained, and its metrics after the last of them."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Unit:
 def score_in(metrics: Mapping[str, Any], name: str) -> float | None:
     """Return a metric after an epoch; None if the metric is missing or the training loss was not finite.
 
-    A user's training function may report no training loss. A training loss of None stands for one that was not finite.
+    In the journal, a training loss of None means that the loss was not finite. If the training loss is missing, a
+    user's function has not reported it, and the metric counts.
     """
     return None if metrics.get("train_loss", 0.0) is None else metrics.get(name)
 
@@ -52,13 +53,16 @@ _PLAIN = frozenset({str, int, bool, type(None)})
 
 
 def jsonable(value: Any) -> Any:
-    """Return a value as strict JSON would give it back. NaN and infinities become None; other objects become names."""
+    """Return a value as strict JSON would give it back.
+
+    NaN and infinities become None. An object that has no JSON form becomes a name; see `name_of`.
+    """
     kind = type(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if kind in _PLAIN or isinstance(value, (bool, int, str)):
         return value
-    if kind is dict:  # most mappings are dicts, and a check for Mapping takes longer
+    if kind is dict:  # a faster path for most mappings, because `isinstance(value, Mapping)` is slow
         return {str(key): item if type(item) in _PLAIN else jsonable(item) for key, item in value.items()}
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}

@@ -92,7 +92,7 @@ class Curves:
         A metric is NaN if it is missing, or if the trial had diverged.
 
         Args:
-            suffix: Suffix of metrics' names. It is used for each metric that the epoch has under such a name; see
+            suffix: If the epoch also has a metric under its name with this suffix, that value is returned for it; see
                 `config.unaveraged`.
         """
         found: dict[str, float] = {**self.costs.get(number, {})}
@@ -177,8 +177,8 @@ def done_early(history: Curves, number: int) -> bool:
 def ended_early(history: Curves, number: int) -> bool:
     """Tell whether a full-size trial cannot continue, even with time left, because it raised or diverged.
 
-    A trial whose metric is not finite continues, because the metric may become finite. It does not if a user's function
-    trains, because that function is not called again.
+    A trial whose metric is not finite continues, because the metric may become finite. But if a user's function trains,
+    such a trial ends, because that function is not called again.
     """
     own_loop = history.own_loop and history.epochs("race", number) > 0
     lost = own_loop and not math.isfinite(history.score("race", number))
@@ -186,7 +186,7 @@ def ended_early(history: Curves, number: int) -> bool:
 
 
 def places_at(history: Curves, stop: int, scores: Mapping[int, float]) -> dict[int, float]:
-    """Return the places of full-size trials at a milestone, by all values by which they are compared."""
+    """Return the places of full-size trials at a milestone, in the order by all compared values; 0 is the best."""
     values = {n: history.values_at("race", n, stop, suffix=unaveraged("")) for n in scores}
     return history.settings.comparison.places(
         {n: of | {history.settings.metric: scores[n]} for n, of in values.items()}

@@ -1,4 +1,4 @@
-"""The transfer check, as the journal records it.
+"""The transfer check, as the journal records it. It tests whether surrogates rank trials as full-size models do.
 
 - `check/to-{epoch}/chosen/...`: the trials that train at full size, ordered by their surrogates' scores after this
   epoch, best first.
@@ -33,7 +33,7 @@ def check_keys(chosen: Sequence[int]) -> list[tuple[str, int]]:
 
 def compare_checked(history: History, chosen: Sequence[int], narrow: Sequence[float]) -> RankComparison:
     """Compare the ranking by full-size scores, which must all be recorded, with that by surrogates' scores `narrow`."""
-    from surrogate import compare_rankings  # imports torch, for which only a run with a check should wait
+    from surrogate import compare_rankings  # imported here, because it imports torch, which most callers do not need
 
     *wide, twice = (number_of(history.checked[key]) for key, _ in check_keys(chosen))
     return compare_rankings(

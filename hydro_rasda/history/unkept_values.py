@@ -1,6 +1,6 @@
 """Configuration values that JSON cannot keep, such as tuples and classes.
 
-The journal notes the place of each such value, and its Python literal if it has one.
+The journal notes the place of each such value (the keys that lead to it), and its Python literal if it has one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _found(config: Mapping[str, Any], within: Place) -> Iterator[tuple[Place, st
 
 
 def _is_kept(value: Any) -> bool:
-    if isinstance(value, Enum):  # models compare enum members by `is`
+    if isinstance(value, Enum):  # JSON turns an `IntEnum` into a number, but models compare enum members by `is`
         return False
     if isinstance(value, list):
         return all(map(_is_kept, value))
@@ -43,7 +43,7 @@ def _is_kept(value: Any) -> bool:
 
 
 def _literal(value: Any) -> str | None:
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a NumPy number
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a NumPy number becomes a Python number
         value = value.item()
     text = repr(value)
     try:
@@ -146,5 +146,6 @@ class _Strict(_Withheld):
     def copy(self) -> Any:
         return dict(self.items())
 
-    def __iter__(self) -> Iterator[str]:  # without it, Python would copy the dict and never call `__getitem__`
+    # Without this method, `dict(config)` and `f(**config)` would copy the dict and never call `__getitem__`.
+    def __iter__(self) -> Iterator[str]:
         return super().__iter__()

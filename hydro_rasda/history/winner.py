@@ -16,9 +16,9 @@ def best_of(history: History, finalists: Sequence[int]) -> tuple[int, float]:
     """Return the winner and its full-size metric.
 
     The winner is the trial with the best `end_score`. If no training came to its end, or if a score reached `stop_at`,
-    the winner is the trial whose kept weights are best. A trial cannot win if it breaks the bounds of metrics by more
-    than another. With several metrics, the winner is on the front of the trials that came to their ends. If no trial
-    can win, return the trial with the best surrogate of the last heat, and NaN.
+    the winner is the trial whose kept weights are best. A trial cannot win if another trial breaks the bounds of
+    metrics by less. With several metrics, the winner is on the Pareto front of the trials that came to their ends. If
+    no trial can win, return the trial with the best surrogate of the last heat, and NaN.
     """
     if able := eligible(history, finalists):
         comparison = history.settings.comparison
