@@ -1,8 +1,8 @@
 """Tune LoRA adapters of `peft` over one frozen base: rank, alpha, dropout, and other keys of `tune`.
 
 All trials that train at the same time share one base in memory. Adapters of different ranks train as one model. To make
-this possible, each is padded with zeros to the largest rank. With most optimizers, the padding changes no result (see
-`fusion.pad_lora`).
+this possible, each adapter is padded with zeros to the largest rank. With most optimizers, the padding changes no
+result (see `fusion.pad_lora`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class Adapters:
         _check_keeps_base(own)
         shared = copy.deepcopy(self.base, {id(p): p for p in self.base.parameters()})
         (padded,) = pad_lora([get_peft_model(shared, own)], self.rank)
-        self.base.requires_grad_(False)  # `bias="all"` lets the shared biases train; `pad_lora` has copied them
+        # With `bias="all"`, peft lets the biases of the shared base train. Freeze them again, because each model trains
+        # the copies that `pad_lora` made.
+        self.base.requires_grad_(False)
         return padded
 
     def trimmed(self, model: nn.Module) -> nn.Module:
@@ -95,7 +97,7 @@ class AdapterResult(LibraryResult):
     lora: LoraConfig
 
     def model(self) -> nn.Module:
-        """Return the base with the trained adapters at their own rank: a `PeftModel` to save, merge or train on."""
+        """Return the base with the trained adapters at their own rank, as a `PeftModel` to save, merge or train."""
         return trim_lora(self.best_model())
 
 

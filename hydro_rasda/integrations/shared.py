@@ -92,7 +92,7 @@ def with_fresh_callbacks(make: Callable[..., M], but: tuple[type, ...] = ()) -> 
 def _copied(callback: Any) -> Any:
     try:
         return copy.deepcopy(callback)
-    except Exception:  # it holds something that cannot be copied, such as a connection, so trials share it
+    except Exception:  # the callback holds a part that cannot be copied, such as a connection, so all trials share it
         return callback
 
 
@@ -101,9 +101,11 @@ Collator = Callable[[list[Any]], Any]
 
 @dataclass(frozen=True)
 class TrainLoader:
-    """`make_loader(batch_size)` for training. A batch gives one update, so it holds `parts` of the other library's.
+    """`make_loader(batch_size)` for training.
 
-    If `drop_last` is True, a smaller last part is left out. If `shuffle` is True, each epoch has its own random order.
+    The other library accumulates gradients over `parts` batches before an update. Here, one batch holds all of these
+    examples. If `drop_last` is True, a last part with fewer examples is left out. If `shuffle` is True, each epoch has
+    its own random order.
     """
 
     dataset: Any

@@ -46,13 +46,13 @@ class StepObjective:
         assert isinstance(model, LightningModule)
         part = "train" if model.training else "val"
         run: Any = model.training_step if model.training else model.validation_step
-        # As Lightning does, pass no index to a step without an argument for it.
+        # Like Lightning, pass the batch's index only to a step that has an argument `batch_idx`.
         index = (0,) if is_param_in_hook_signature(run, "batch_idx", min_args=2) else ()
         known = {"max_epochs": self.epochs, "training": model.training, "sanity_checking": False}
         with attached(model, run.__name__, **known), _recorded(model, part) as metrics, LossCalls() as calls:
             returned = run(batch, *index)
         loss = returned.get("loss") if isinstance(returned, Mapping) else returned
-        # In validation, a logged "loss" takes precedence, because Lightning monitors it.
+        # In validation, a logged "loss" replaces the returned loss, because Lightning monitors the logged value.
         if isinstance(loss, Tensor) and (model.training or "loss" not in metrics):
             metrics["loss"] = loss
         if isinstance(returned, Mapping) and isinstance(weight := returned.get(WEIGHT), Tensor):
@@ -60,8 +60,8 @@ class StepObjective:
         if "loss" not in metrics:
             got = f"{run.__name__}() returns {type(returned).__name__} and logs {sorted(metrics)}"
             raise ValueError(f"{got}, but must return the loss, or log it as '{part}_loss'")
-        # The number of items that the loss averages takes precedence over `batch_size=` of `log`, which often is the
-        # number of examples.
+        # Weight the loss by the number of items that it averages. Only if that number is unknown, use `batch_size=` of
+        # `log`, which often counts examples instead.
         logged = metrics.pop(LOSS_WEIGHT, None)
         calls.weigh(metrics, None, told=False)
         if logged is not None and WEIGHT not in metrics:
@@ -183,7 +183,8 @@ class _KnownOfTrainer(SimpleNamespace):
     def __getattr__(self, name: str) -> Any:
         known = ", ".join(name for name in vars(self) if not name.startswith("_"))
         told = f"{self._method}() asks for `trainer.{name}`, but here it can only ask for {known}"
-        # `LightningModule` has properties of these names. Within a property, an AttributeError would lose its text.
+        # `LightningModule` reads these two names in properties. An AttributeError in a property would lose its text,
+        # because Python then calls the module's `__getattr__`.
         raise Unfollowed(told) if name in ("current_epoch", "global_step") else AttributeError(told)
 
 

@@ -90,7 +90,10 @@ class OwnTrainer:
 
 
 class Reports(Checkpoint):
-    """Reports each epoch with all logged values. It is a `Checkpoint`, so that it runs after the user's callbacks."""
+    """Reports each epoch with all logged values.
+
+    It is a `Checkpoint`, because Lightning calls such callbacks after all others, here after the user's callbacks.
+    """
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -121,7 +124,7 @@ def _name(logged: str) -> str:
 
 @contextmanager
 def _no_news() -> Iterator[None]:
-    """Silence Lightning's messages about devices and checkpoints, which would appear whenever a trial goes on."""
+    """Silence Lightning's messages about devices and checkpoints, which would appear whenever a trial resumes."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "pytorch_lightning")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -30,7 +30,7 @@ HOOKS = (
 """Hooks of a module that expect one model with a training of its own, so they cannot run for fused models."""
 
 HARMLESS = (ModelCheckpoint, ModelSummary, ProgressBar)
-"""Callbacks that only print and save, which the run itself does."""
+"""Callbacks that only print or save. They are accepted and ignored, because the run itself prints and saves."""
 
 PRECISIONS: dict[str, Precision] = {"32-true": "fp32", "32": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
 
@@ -64,7 +64,7 @@ def unfollowed_by(trainer: Any) -> list[str]:
     told = []
     for name, expected in _SETTINGS.items():
         value = getattr(trainer, name, None)
-        # A limit of 1 means one batch, and 1.0 means all batches.
+        # A limit of 1 means one batch, and 1.0 means all batches. Refuse the int, although it equals the float.
         a_number = isinstance(expected, float) and isinstance(value, int)
         if a_number or (value != expected and not (isinstance(expected, tuple) and value in expected)):
             why = ": use the key `accumulate` of the space" if name == "accumulate_grad_batches" else ""

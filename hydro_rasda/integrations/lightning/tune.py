@@ -222,7 +222,7 @@ def _loaders_of(datamodule: LightningDataModule, *loaders: Any) -> tuple[Any, An
 
 
 def _constants(trainer: Trainer, loader: Any) -> dict[str, Any]:
-    """Return values for keys that the library reads and the space may lack. The module's optimizer replaces `lr`."""
+    """Return values for keys that the library needs and the space may lack. The module's optimizer replaces `lr`."""
     clip = trainer.gradient_clip_val or None
     return {"lr": 1.0, "batch_size": getattr(loader, "batch_size", None) or 1, "grad_clip": clip}
 
@@ -239,7 +239,9 @@ def _warn_of_replaced(
         with preserved_generators():
             module = call_model_fn(notes.taken_by(module_fn), width_form(module_fn), config, 1.0)
             objective.optimizer_settings(module, config)
-    except Exception:  # the module may refuse a stand-in for a dict, and `tune` itself reports values that are refused
+    except Exception:
+        # The configuration here only resembles a dict, and some modules refuse that. If its values are wrong, `tune`
+        # itself reports them.
         return
     if left := [f"`{key}`" for key in asked if key not in notes.read]:
         told = f"the module does not read {', '.join(left)}, and its configure_optimizers() says how it is trained"
@@ -247,7 +249,7 @@ def _warn_of_replaced(
 
 
 def _called_with(module: LightningModule, objective: StepObjective, batch: Any) -> Any:
-    """Return the arguments with which a step calls the module, as a tuple or dict; ValueError if it makes no call."""
+    """Return the arguments with which a step calls the module, as a tuple or dict; ValueError if no step calls it."""
     calls: list[Any] = []
     handle = module.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs or args), with_kwargs=True)
     with handle, torch.no_grad():

@@ -195,7 +195,7 @@ _CHOICES: dict[str, Callable[[], list[str]]] = {"optim": lambda: list(OPTIMIZERS
 def to_known(config: Any, args: TrainingArguments) -> Any:
     """Convert a configuration of `sweep.first`, whose names may be those of training arguments."""
     if not isinstance(config, Mapping):
-        return config  # `tune` refuses it
+        return config  # `tune` raises an error for this value
     return {KEYS.get(name, name): to_key(name, args, value) for name, value in config.items()}
 
 

@@ -28,7 +28,7 @@ from hydro_rasda.integrations.transformers.arguments import sampling_of
 
 @dataclass(frozen=True)
 class _AsDict:
-    """Wraps a collator so that batches are plain dicts, because tensors in other mappings would not be found."""
+    """Wraps a collator so that batches are plain dicts, because the library finds no tensors in other mappings."""
 
     collate: Collator
 
@@ -49,7 +49,7 @@ def collator(model: nn.Module, args: TrainingArguments, given: Collator | None, 
 
 
 def base_of(model: Any) -> nn.Module:
-    """Return the model under adapters of `peft`, or the model itself if it has none."""
+    """Return the model to which `peft` added adapters, or the model itself if it has no adapters."""
     base: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model
     return base
 

@@ -54,7 +54,7 @@ def by_own_trainer(
     given: Mapping[str, Any],
     sweep: SweepConfig,
 ) -> dict[str, Any]:
-    """Return arguments of `tune` with which the subclass trains. `given` are arguments of `Trainer`."""
+    """Return arguments of `tune` with which `trainer_class` trains. `given` are arguments of `Trainer`."""
     rule = "a subclass of Trainer, or a function of its keyword arguments"
     require(callable(trainer_class), "trainer_class", trainer_class, rule)
     epochs = epochs_of(args, space)
@@ -156,7 +156,8 @@ class Reports(TrainerCallback):  # type: ignore[misc]
 
     def _state(self) -> State:
         trainer = self._trainer
-        with tempfile.TemporaryDirectory() as folder:  # the run may ask for the state after `train` has returned
+        # The run may ask for the state after training has returned and removed its folder, so save to a new one.
+        with tempfile.TemporaryDirectory() as folder:
             trainer.args.output_dir = folder
             with _no_bars():
                 trainer._save_checkpoint(trainer.model, trial=None)
