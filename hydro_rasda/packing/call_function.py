@@ -6,7 +6,7 @@ python call_function.py FUNCTION VALUE
 import sys
 
 if __name__ == "__main__":
-    del sys.path[0]  # this folder, whose modules would shadow others of the same name
+    del sys.path[0]  # Python has put this folder there; its modules would hide others of the same name
 
 import json
 import os
@@ -41,7 +41,7 @@ def of_array(value: Any) -> Any:
     """Convert arrays and numbers of NumPy and torch to lists and numbers of Python; return `repr` of anything else."""
     try:
         found = value.tolist()
-    except Exception:  # it has no `tolist`, or is a tensor without data
+    except Exception:  # the value has no `tolist`, or is a tensor without data
         return repr(value)
     return repr(value) if type(found) is type(value) else found  # `tolist` of a NumPy longdouble returns a longdouble
 

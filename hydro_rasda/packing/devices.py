@@ -67,7 +67,8 @@ def cpu(cores: float | None = None, memory: float | None = None) -> Device:
     cores = len(os.sched_getaffinity(0)) if cores is None else cores
     if memory is None:
         memory = _KEPT * min([psutil.virtual_memory().available, *left_in_cgroups()])
-    # By default, OpenMP starts a thread for each core, so that one job would leave no core to others.
+    # By default, OpenMP starts a thread for each core, so that one job would leave no core to others. Each job
+    # therefore gets one thread, unless the user has set another number.
     threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
     return Device("cpu", memory, cores, {**threads, nvml.VISIBLE: ""})
 

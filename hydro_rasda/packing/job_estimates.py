@@ -87,7 +87,8 @@ class Estimates:
 
 
 def _of(ratios: _Ratios, name: str) -> float | None:
-    # A job on a crowded device gets a smaller share than it needs, so the highest share of the kind counts.
+    # For memory and share, the highest ratio of the kind counts. On a crowded device, a job gets a smaller share than
+    # it needs, so a mean over jobs would be too low.
     return ratios.mean if name == "seconds" else ratios.highest
 
 

@@ -39,7 +39,7 @@ class Process:
         self.stopped = self.untold = False
         self._began = monotonic()
         self._cpu = self._waited = 0.0
-        self._busy: list[float] = []  # samples of the share of the GPU
+        self._busy: list[float] = []  # samples of the share of the GPU that the job keeps busy
         self._resident = Resident()
         environment = {**os.environ, **device.environment, **shared}
         command = _command(task, grid)
@@ -116,7 +116,8 @@ _LEAST = 0.01
 """The least share of a device that a job is assumed to keep busy."""
 
 _MOST_WAITED = 0.9
-"""Time that a job waits for a core is subtracted, up to this share. Beyond it, the job's own speed is unknown."""
+"""Largest share of a job's run time that is subtracted because the job waited for a core. If the job waited longer, its
+own speed is unknown."""
 
 
 def start_child(
@@ -166,15 +167,15 @@ def _seconds_in_queues(pid: int) -> float:
     """Return the seconds in which a process was ready to run but waited for a core; 0 if the kernel does not tell."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError):  # the process has ended, or the kernel does not count
+    except (OSError, IndexError):  # the process has ended, or the kernel does not measure this time
         return 0.0
 
 
 class Resident:
     """Measures the bytes that processes hold together. A page that forked processes share counts once.
 
-    Finding shared pages is slow, because the kernel walks all pages. So it is done for at most a twentieth of the time.
-    In between, the sum of the processes' memory is scaled by the last measured ratio.
+    Finding shared pages is slow, because the kernel walks all pages. So this takes at most a twentieth of the time. In
+    between, the sum of the processes' memory is scaled by the last measured ratio.
     """
 
     def __init__(self) -> None:
@@ -195,7 +196,7 @@ def _part_of_shared(process: psutil.Process) -> float:
     """Return the bytes of a process, each page divided by the number of processes that have it."""
     try:
         told = re.search(r"^Pss: *(\d+) kB", Path(f"/proc/{process.pid}/smaps_rollup").read_text(), re.MULTILINE)
-    except OSError:  # the process has ended, or the kernel does not tell
+    except OSError:  # the process has ended, or the kernel has no such file
         told = None
     return 1024.0 * int(told[1]) if told else _resident(process)
 

@@ -100,7 +100,7 @@ class Daemons:
     """A daemon for each shared GPU. It is started at the first call of `environment` for the GPU.
 
     If a daemon does not start, a warning says that `who` (for example "jobs") take turns on GPUs. With `wanted=False`,
-    no daemon is started, and they take turns without a warning.
+    no daemon is started, and `who` take turns without a warning.
     """
 
     def __init__(self, who: str, wanted: bool = True) -> None:

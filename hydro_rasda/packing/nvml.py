@@ -92,7 +92,7 @@ def _mig(library: Any, index: int, gpu: Any) -> list[Gpu] | None:
     try:
         if not library.nvmlDeviceGetMigMode(gpu)[0]:
             return None
-    except library.NVMLError:  # it has no such mode
+    except library.NVMLError:  # this GPU has no MIG mode
         return None
     found = []
     for part in range(library.nvmlDeviceGetMaxMigDeviceCount(gpu)):
@@ -189,7 +189,7 @@ def share_of(uuid: str, pids: Collection[int], jobs: int = 1) -> float | None:
         return None
     try:
         samples = library.nvmlDeviceGetProcessUtilization(handle, 0)
-    except library.NVMLError:  # not supported, or nothing was sampled
+    except library.NVMLError:  # the driver does not support this call, or has no samples yet
         return whole
     own = [sample.smUtil for sample in samples if sample.pid in pids]
     return float(sum(own)) / 100 if own else whole

@@ -38,11 +38,11 @@ def pack(
 ) -> PackResult:
     """Run jobs to their end, several on one device if memory and compute allow.
 
-    The first job whose memory or share is unknown gets a device to itself until its needs are measured, after some
-    seconds or at its end. Then jobs of its kind are expected to need the same. Jobs of unmeasured kinds are expected to
-    need more memory than the largest job so far. Measurements correct the estimates, and are kept for later calls from
-    the same folder (below HYDRO_RASDA_CACHE, or the user's cache folder). The call can be repeated after any
-    interruption: jobs that ended are not run again, and jobs that were cut off start again.
+    The first job whose memory or share (see `Estimate`) is unknown gets a device to itself until its needs are
+    measured, after some seconds or at its end. Then jobs of its kind are expected to need the same. Jobs of unmeasured
+    kinds are expected to need more memory than the largest job so far. Measurements correct the estimates, and are kept
+    for later calls from the same folder (below HYDRO_RASDA_CACHE, or the user's cache folder). After an interruption,
+    repeat the call: jobs that ended are not run again, and jobs that were cut off start again.
 
     Args:
         jobs: Commands (lists of arguments), functions without arguments, or `Task`s, which add an estimate to one of

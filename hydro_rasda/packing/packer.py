@@ -25,7 +25,8 @@ OUT_OF_MEMORY = (
     *("an't allocate memory", "annot allocate memory", "ailed to allocate memory", "ALLOC_FAILED", "ALLOCATION_FAILED"),
     *("cudaErrorMemoryAllocation", "Unable to find a valid cuDNN algorithm", "was unable to find an engine to execute"),
 )
-"""Texts that programs print if memory runs out. They cover those of `fusion.evaluate.backoff`, which imports torch."""
+"""Texts that programs print if memory runs out. They include the texts of `fusion.evaluate.backoff`, which is not
+imported here because it imports torch."""
 
 _BY_A_NEIGHBOUR = ("MPS client", "MPS server")
 """Words in CUDA's errors if a fault of one process ended all processes that shared its GPU through MPS."""
@@ -77,7 +78,7 @@ class Packer:
         if all(record.over for record in self._grid.records.values()):
             return False
         if not self.running:
-            time.sleep(LOOK_S)  # until there is a device
+            time.sleep(LOOK_S)  # no job could start, because no device is listed at present: look again later
             return True
         ready = wait([process.over for process in self.running.values()], LOOK_S)
         for process in [process for process in self.running.values() if process.over in ready]:
@@ -173,7 +174,7 @@ class Packer:
         status = process.reap()
         del self.running[name]
         end = self._grid.end(name)
-        if end is None and not process.stopped:  # somebody else killed `run_job.py`, which then wrote no end
+        if end is None and not process.stopped:  # somebody else killed `run_job.py` before it wrote the end file
             end = {"exit": status or -signal.SIGTERM, "seconds": 0.0, "cpu": 0.0, "memory": 0.0}
         gone = process.device.name not in {device.name for device in self._listed()}
         self._settle(name, end, process.stopped or gone, process)
@@ -191,7 +192,7 @@ class Packer:
         if end is not None and end["exit"] == 0:
             measured = process.in_all(end) if process is not None else Estimate()
             self._estimates.learn(self._grid.tasks[name], measured)
-            # `end` has the memory on the machine, which says nothing about the memory on a GPU.
+            # `end["memory"]` is memory of the machine. A job on a GPU does not get it as its memory.
             on_cores = any(device.name == record.device and not device.gpu for device in self._listed())
             changed = {
                 "state": "complete",

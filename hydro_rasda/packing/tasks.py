@@ -18,7 +18,7 @@ from hydro_rasda.common.argument_checks import check_function, check_name, check
 from hydro_rasda.run.pickling import pickle_config_modules
 
 Runnable = Sequence[str] | Callable[[], Any]
-"""A command, as a list of its arguments, or a function without any."""
+"""A command, as a list of its arguments, or a function without arguments."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Task:
     Attributes:
         run: A command, as a list of its arguments (no shell reads them), or a function that cloudpickle can send to
             another process. A function's value is kept as JSON, of at most 1 MiB. NaN comes back as None.
-        kind: Jobs of one kind correct each other's estimates. By default that is the program and its first argument, as
-            in "python train.py", or the function's name.
+        kind: Jobs of one kind correct each other's estimates. By default, the kind is the program and its first
+            argument, as in "python train.py", or the function's name.
         name: A name that no other job has, of at most 200 bytes; by default the job's place in the list.
     """
 
@@ -106,8 +106,8 @@ def _check_words(words: Sequence[str]) -> None:
         length = len(word.encode()) + 1
         rule = f"shorter than {LONGEST_WORD} bytes, as the kernel allows for one argument: write it to a file"
         require(length <= LONGEST_WORD, f"run[{i}]", word, rule)
-        size += length + 8  # 8 bytes for its address
-    # The kernel takes no more than 6 MiB, however large the stack may grow.
+        size += length + 8  # the kernel also stores the address of each argument, in 8 bytes
+    # The kernel accepts at most 6 MiB of arguments, even if the stack may be larger.
     most = (
         min(os.sysconf("SC_ARG_MAX"), 6 * 2**20)
         - ROOM
@@ -170,6 +170,6 @@ def _shortened(text: str) -> str:
 
 
 def _name(function: Callable[[], Any]) -> str:
-    inner = getattr(function, "func", function)  # of functools.partial
+    inner = getattr(function, "func", function)  # a `functools.partial` is named by its function
     names = ("__module__", "__qualname__")
     return ".".join(str(getattr(inner, name, None) or getattr(type(inner), name)) for name in names)
