@@ -1,6 +1,6 @@
 """Figures of a run. Each function takes the result of `tune` or `hydro_rasda.load`, and returns a Plotly figure.
 
-They work for finished, running, interrupted and empty runs; a figure without data says why it is empty.
+The functions work for finished, running, interrupted and empty runs; a figure without data says why it is empty.
 They need the extra `hydro-rasda[report]`.
 """
 

@@ -242,7 +242,7 @@ def _mark_rungs(figure: Figure, reached: Sequence[int], row: int) -> None:
     `reached` has the last epoch of each trial.
     """
     stops = sorted(set(reached))
-    if len(stops) > 12:  # asynchronous schedulers stop trials at any epoch
+    if len(stops) > 12:  # an asynchronous scheduler stops trials at any epoch, so these are no rungs
         return
     for stop in stops[:-1]:
         counts = f"{sum(at > stop for at in reached)} of {sum(at >= stop for at in reached)}"

@@ -61,7 +61,7 @@ def narrow_vs_full(result: RunRecord) -> Figure:
             cliponaxis=False,
         )
     )
-    # Two lines fit the narrow screen of a phone.
+    # Break the text into two lines, so that it fits the narrow screen of a phone.
     told = "<br>".join(escaped(part) for line in agreement_line(result) for part in line.split(": ", 1))
     place = {"x": 0, "y": 1.02, "xref": "paper", "yref": "paper", "align": "left", "yanchor": "bottom"}
     return figure.add_annotation(text=told, showarrow=False, **place)

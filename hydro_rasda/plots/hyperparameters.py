@@ -239,7 +239,7 @@ def _axis(name: str, trials: Sequence[TrialRecord], even: Set[str]) -> tuple[lis
     few = len(set(map(repr, there))) <= _NAMED and all(isinstance(value, int) for value in there)
     if there and len(numbers) == len(there) and not few:
         span = max(numbers) / min(numbers) if min(numbers) > 0 else 1.0
-        # On a short axis, labels at 2, 3, ... 9 overlap. From two decades on, labels at 2 and 5 overlap, too.
+        # Labels at 2, 3, ... 9 of a decade would overlap, so only 1, 2 and 5 have labels; from two decades on, only 1.
         wide = LOG | {"dtick": "D2" if span < 100 else 1}
         own = [figures_of(config[name]) if name in config else None for config in configs]
         return own, axis | (wide if span > 20 and name not in even else {})
@@ -268,7 +268,7 @@ def _surface(
     axis_y: Mapping[str, Any],
     places: Sequence[int],
 ) -> dict[str, Any]:
-    """Make a heat map of the average place around each grid point (Nadaraya-Watson); None if no trial is near."""
+    """Make a heat map of the average place around each grid point (Nadaraya-Watson), None at points without trials."""
     grid_x, far_x = _distances(across, axis_x)
     grid_y, far_y = _distances(up, axis_y)
     # Shape [y, x, trial]: the weight of a trial falls with its distance.
@@ -366,7 +366,7 @@ def importance_of(result: RunRecord) -> dict[str, float]:
         # fANOVA needs the same keys in all trials; PED-ANOVA does not.
         if len({frozenset(trial.params) for trial in trials}) > 1:
             with _ALONE, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # earlier versions of Optuna call it experimental
+                warnings.simplefilter("ignore")  # earlier versions of Optuna warn that PED-ANOVA is experimental
                 evaluator: Any = PedAnovaImportanceEvaluator()
         else:
             evaluator = FanovaImportanceEvaluator(n_trees=_TREES, seed=0)

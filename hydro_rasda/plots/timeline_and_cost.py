@@ -133,7 +133,7 @@ def cost(result: RunRecord) -> Figure:
     figure.update_layout(yaxis={"automargin": True, "autorange": "reversed"})
 
     def bar(row: str, seconds: float, name: str, color: str, legend: bool = True) -> object:
-        told = f"{name}:<br>{both_units(result, seconds)}"  # two lines fit the narrow screen of a phone
+        told = f"{name}:<br>{both_units(result, seconds)}"  # two lines, to fit the narrow screen of a phone
         return graph_objects().Bar(
             x=[figures_of(seconds)],
             y=[row],

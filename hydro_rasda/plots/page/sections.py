@@ -93,7 +93,7 @@ def _held(figure: Any) -> Drawn:
     if is_empty(figure):
         return Drawn("", note=html.unescape(figure.layout.annotations[0].text))
     written = json.loads(figure.to_json())
-    written["layout"].pop("template", None)  # the page has its own, light and dark
+    written["layout"].pop("template", None)  # the page has its own templates, a light and a dark one
     return Drawn(safe(written), figure.layout.height)
 
 
@@ -185,7 +185,7 @@ def _table(record: RunRecord) -> str:
         columns[name] = [trial.metrics.get(name) for trial in trials]
     used = [trial.used for trial in trials]
     own = {name: [values.get(name) for values in used] for name in varied(record)}
-    named = [*columns.items(), *own.items()]  # a hyperparameter may have the name of another column
+    named = [*columns.items(), *own.items()]  # no dict, because a hyperparameter may have the name of another column
     return safe({"heads": [name for name, _ in named], "columns": [[*map(_cell, values)] for _, values in named]})
 
 

@@ -144,7 +144,8 @@ def call_of(asked: Mapping[str, Any]) -> str:
     """Write the call of `tune` as Python. Values that JSON cannot hold, such as functions, become names."""
     digests = asked["digests"]
     own, sweep, race = recorded(asked)
-    own |= {"metric": asked["metric"], "mode": asked["mode"], "objectives": ()}  # as given, even if there are several
+    # Write metric and mode as the user gave them, which may be lists.
+    own |= {"metric": asked["metric"], "mode": asked["mode"], "objectives": ()}
     default = SweepConfig()
     made = {"rule": asked["sweep_rule"], "searcher": asked["searcher"]}
     of_sweep = _changed(sweep, default)
@@ -162,7 +163,7 @@ def call_of(asked: Mapping[str, Any]) -> str:
     arguments += ["metrics=metrics"] if "metrics" in digests else []
     function = "objective" if "objective" in digests else "loss_fn"
     passed = {"train_data": "train_data", "val_data": val_data, function: function}
-    if "train" in digests:  # a `train` function needs no loss, and perhaps no data
+    if "train" in digests:  # with a `train` function, the user may have given neither a loss nor data
         passed = {name: said for name, said in (passed | {"train": "train"}).items() if name in digests}
     lines = ["model_fn", _space(asked["space"], 1), *(f"{name}={said}" for name, said in passed.items()), *arguments]
     return "tune(\n" + "".join(f"    {line},\n" for line in lines) + ")"

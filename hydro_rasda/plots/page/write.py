@@ -128,8 +128,8 @@ def _written(record: RunRecord) -> float | None:
 
 
 def prepare() -> None:
-    """Import the packages that a page needs; otherwise, the first page of a dashboard takes a second longer."""
-    with contextlib.suppress(ImportError):  # the page itself says what to install
+    """Import the packages that a page needs, so that the first page of a dashboard does not take a second longer."""
+    with contextlib.suppress(ImportError):  # if a package is missing, the page itself says what to install
         import optuna.importance
         import sklearn.ensemble  # noqa: F401
 
@@ -230,9 +230,9 @@ def policy(scripts: Iterable[str], served: bool, forms: bool = False) -> str:
     own = "'self' " if served else ""
     rules = {
         "default-src": "'none'",
-        # Plotly's parallel coordinates compile their WebGL program from text.
+        # Plotly's parallel coordinates need 'unsafe-eval', because they compile their WebGL program from text.
         "script-src": f"{own}'unsafe-eval' {' '.join(map(digest, scripts))}",
-        "style-src": "'unsafe-inline'",  # Plotly sets styles
+        "style-src": "'unsafe-inline'",  # for Plotly, which sets inline styles
         "img-src": "data: blob:",  # for Plotly's button that saves a figure
         "base-uri": "'none'",
         "form-action": "'self'" if forms else "'none'",
