@@ -103,7 +103,7 @@ def _run_turn(
     handle = model.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     try:
         with warnings.catch_warnings():
-            # Torch only warns when it broadcasts an output against a target of another size.
+            # If torch broadcasts an output against a target of another size, it only warns. Make this an error.
             warnings.filterwarnings("error", "Using a target size")
             metrics = objective(model, batch)
     except (Exception, SystemExit) as error:
@@ -147,7 +147,7 @@ def _check_trained(model: nn.Module, objective: Objective, batch: Batch, loss: T
     """
     known = {id(tensor) for tensor in (*model.parameters(), *tree_leaves(batch))}
     others = [leaf for leaf in _leaves(loss) if id(leaf) not in known]
-    if others:  # this is rare, so call the objective again only now, while the tensors of the first call are kept
+    if others:  # a second call of the objective, which is rarely needed, tells which tensors it makes anew
         again = {id(leaf) for leaf in _leaves(objective(model, batch)["loss"])}
         others = [leaf for leaf in others if id(leaf) in again]
     if others:
@@ -180,7 +180,7 @@ def _is_of_one_tensor(batch: Batch, run: Callable[[Batch], Any], error: BaseExce
         return False
     try:
         run(batch[0])
-    except (Exception, SystemExit):  # so the error has another cause
+    except (Exception, SystemExit):  # the tensor itself fails, too, so the error has another cause
         return False
     return True
 
@@ -205,8 +205,8 @@ def _about_dtypes(model: nn.Module, batch: Batch, error: BaseException, in_loss:
 
 def survey_batches(problem: Problem, trial: Trial, model: nn.Module, data: Batches, argument: str) -> None:
     """Read the data once, for a few seconds at most, and run the model on batches on which it may fail."""
-    # A user's loader may end with a batch of one example, which BatchNorm refuses in training mode. Indexed data never
-    # train on such a batch.
+    # Try batches of a user's training loader in training mode. Its last batch may have one example, which BatchNorm
+    # refuses in this mode. Indexed data never train on such a batch, so try them in evaluation mode.
     model.train(argument == "train_data" and not isinstance(data, IndexedBatches))
     with torch.no_grad():
         for name, batch in islice(unlike(data, trial.batch_size, argument), SURVEYED):
@@ -234,7 +234,7 @@ def warn_of_sums(problem: Problem, trial: Trial, model: nn.Module) -> None:
     names = {"loss", *(name.partition("_")[2] for name in problem.settings.comparison.trained)}
     names |= {f"{part}_loss" for part in objective.parts} if isinstance(objective, ByPart) else set()
     few = split(first, -(-batch_length(first) // FEW))[0]
-    # A sum may be 0 for some examples, and doubling 0 shows nothing. So further batches are tried.
+    # A sum may be 0 for some examples, and doubling 0 shows nothing. Then try further batches.
     for once in chain([few, first], islice(batches, SUMMED)):
         if not names:
             return

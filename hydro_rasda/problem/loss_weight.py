@@ -48,7 +48,7 @@ class _Call:
 
 
 class LossCalls(TorchFunctionMode):
-    """Within this mode, record each call of `F.cross_entropy` and `F.nll_loss`, also by modules and under `vmap`.
+    """Within this mode, record each call of `F.cross_entropy` and `F.nll_loss`, also calls by modules or under `vmap`.
 
     A mean over no target, which is NaN in torch, becomes 0 with a gradient of 0.
     """
@@ -81,17 +81,18 @@ class LossCalls(TorchFunctionMode):
         loss: Tensor
         if not is_mean or target.is_floating_point():
             loss = func(input, target, weight, reduction=reduction, **more)
-            if is_mean:  # targets are probabilities, with classes in the second dimension
+            if is_mean:  # probabilities: each vector of classes, along the second dimension, counts as one target
                 total = torch.full((), target.numel() // target.shape[min(1, target.ndim - 1)], device=target.device)
         else:
-            # The sum over many tokens may exceed 65504, the largest number of float16.
+            # Sum float16 losses in float32, because a sum over many tokens may exceed 65504, the limit of float16.
             wide = torch.float32 if input.dtype == torch.float16 else input.dtype
             of_class = None if weight is None else weight.to(wide)
             summed = func(input.to(wide), target, of_class, reduction="sum", **more)
             counted = (index := whole(target)) != ignore_index
             of_each = counted if of_class is None else of_class.detach()[index.where(counted, 0)] * counted
             total = of_each.sum()
-            # Dividing by 0 would give NaN, and its gradient would stay NaN even if multiplied by 0.
+            # If no target counts, divide by 1 and set the loss to 0. A division by 0 would give a NaN, whose gradient
+            # would stay NaN even if multiplied by 0.
             loss = (summed / total.where(total > 0, 1)).where(total > 0, 0.0)
         self._calls.append(_Call(target, weight, ignore_index, total))
         return loss

@@ -54,7 +54,8 @@ class Collected:
     """Outputs and targets of K models for a data set.
 
     Attributes:
-        batches: Outputs and targets of each batch, [K, n, ...] on the CPU; None for a filler batch.
+        batches: Outputs and targets of each batch, [K, n, ...] on the CPU; None for a filler, the batch of a rank for
+            which no examples are left.
     """
 
     batches: list[tuple[Tensor, Tensor] | None] = field(default_factory=list)

@@ -41,7 +41,7 @@ def model_costs(problem: Problem, trial: Trial, names: Collection[str], width: f
         batch = parts_of(trial, next(problem.train_data.epoch(trial.batch_size, 0)), "train_data")[0]
         _, found["peak_memory"] = training_step(problem, model, batch)
     if {"macs", "seconds_per_example"} & {*names}:
-        from torch.utils.flop_counter import FlopCounterMode  # imports triton, which most runs do not need
+        from torch.utils.flop_counter import FlopCounterMode  # not at the top: it imports triton, which few runs need
 
         batch = parts_of(trial, next(problem.val_data.in_order(trial.batch_size)), "val_data")[0]
         model.eval()
@@ -80,5 +80,5 @@ def training_step(problem: Problem, model: nn.Module, batch: Batch) -> tuple[Map
 def batch_seconds(problem: Problem, model: nn.Module, batch: Batch, argument: str) -> float:
     """Return the wall seconds of running a batch once, see `run_batch`."""
     began = time.perf_counter()
-    run_batch(problem, model, batch, argument)["loss"].item()  # waits for a GPU
+    run_batch(problem, model, batch, argument)["loss"].item()  # `item` waits until a GPU has finished
     return time.perf_counter() - began

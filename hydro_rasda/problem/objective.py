@@ -138,7 +138,7 @@ class Written:
         with LossCalls() as calls:
             metrics = self.objective(model, fresh(batch), **config)
         if not isinstance(metrics, Mapping):
-            return metrics  # `check_metrics` refuses it
+            return metrics  # `check_metrics` raises an error for this result
         metrics = dict(metrics)
         calls.weigh(metrics, None, self.checked)
         return metrics
@@ -327,7 +327,7 @@ def _check_classes(output: Tensor, target: Tensor, loss_fn: LossFn) -> None:
         raise ValueError(f"{told}{fault}{regression}; {binary}")
     if target.is_floating_point():
         off = (target.sum(1) - 1).abs().max()
-        if bool((target < 0).any()) or not bool(off < 0.01):  # half precision rounds
+        if bool((target < 0).any()) or not bool(off < 0.01):  # 0.01 allows for the rounding of half precision
             raise ValueError(f"{told}the rows of the floating-point target are no probabilities; {regression}")
         return
     ignored = getattr(loss_fn, "ignore_index", IGNORED)
@@ -350,7 +350,7 @@ def _check_loss(loss: object, loss_fn: LossFn, output: Tensor, target: Tensor) -
     if not isinstance(loss, Tensor) or loss.ndim:
         returned = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         raise ValueError(f"`loss_fn` returned {returned}, but must return a scalar tensor, the mean loss of the batch")
-    if not torch.is_grad_enabled():  # the one batch that the dry run differentiates is enough
+    if not torch.is_grad_enabled():  # check only the batch that the dry run differentiates, which is enough
         return
     output, target = output.detach()[:FEW], target[:FEW] if target.ndim else target
     try:
@@ -377,7 +377,7 @@ def check_metrics(metrics: object) -> None:
     check_dict("`objective`", metrics)
     assert isinstance(metrics, Mapping)
     if "loss" not in metrics:
-        named = sorted(name for name in metrics if not is_weight(name))  # the library may have added weights
+        named = sorted(name for name in metrics if not is_weight(name))  # without weights that the library added
         raise ValueError(f'`objective` returned {named}, but must return a "loss"')
     for name, value in metrics.items():
         if value.ndim:

@@ -37,7 +37,7 @@ class Autocast:
         with torch.autocast("cpu" if tensor is None else tensor.device.type, self.dtype):
             metrics = self.objective(model, batch)
         if not isinstance(metrics, Mapping):
-            return metrics  # `check_metrics` refuses it
+            return metrics  # `check_metrics` raises an error for this result
         return {
             name: value.float() if isinstance(value, Tensor) and value.dtype in _HALF.values() else value
             for name, value in metrics.items()

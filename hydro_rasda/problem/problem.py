@@ -62,8 +62,8 @@ class Findings:
 
     Attributes:
         example_input: Arguments with which the objective called the model, cut to a few examples: positional arguments,
-            or a dict of keyword arguments. If a model takes no width, they are passed through it to make it narrower.
-            None if the objective never called the model itself.
+            or a dict of keyword arguments. If `model_fn` takes no width ratio, the library passes them through the
+            model to make it narrower. None if the objective never called the model itself.
         copied: True if `model_fn` returns the same tensors in each call, so that models must be copies.
         objective_reads: Keys of the configuration that the objective read.
         whole_names: Names of the metrics that `metrics` returns.
@@ -282,7 +282,8 @@ class Problem(Findings):
         try:
             model = make_surrogate(self._build_shallow, config, width, example_input=example, plan=plan)
         except PlanMismatch:
-            # The model depends on more than its configuration. It is built again with the same random numbers.
+            # The model depends on more than its configuration, so the plan does not fit. Build the model without a
+            # plan, from the same random numbers.
             seed_generators(seed)
             model = make_surrogate(self._build_shallow, config, width, example_input=example)
         return model.to(self.device)
@@ -305,7 +306,7 @@ class Problem(Findings):
         noted = replace(self, model_fn=notes.taken_by(self.model_fn))
         try:
             plan = plan_surrogate(noted._build_shallow, config, width)
-        except Exception:  # `model_fn` fails, and building the model will raise again; or it needs a real dict
+        except Exception:  # `model_fn` needs a real dict, or it fails and will raise again when the model is built
             return None
         reads = notes.of(config)
         if reads is not None:
@@ -323,13 +324,14 @@ class Problem(Findings):
         plan = self.plans.by_structure.get(structure)
         if plan is None:
             plan = plan_shrink(target, self.settings.sweep.surrogate, self.example_input)
-            # An object that cannot be inspected has a new structure each time, so that its plan could never be reused.
+            # A model with an object that cannot be inspected has a new structure each time. Its plan cannot be reused.
             if self._structure(target) == structure:
                 self.plans.keep_for_structure(structure, plan)
         try:
             return shrink(target, self.settings.sweep.surrogate, self.example_input, plan=plan)
         except PlanMismatch:
-            # The model branches on a float, or at random. The target is built again with the same random numbers.
+            # The model branches on a float or at random, so the plan does not fit. Build the full-size model again,
+            # from the same random numbers, and make it narrower without a plan.
             return shrink(self._target(trial), self.settings.sweep.surrogate, self.example_input)
 
     def _structure(self, target: nn.Module) -> str:

@@ -15,7 +15,7 @@ from torch import nn
 from hydro_rasda.common.secret_masking import Secret
 
 Reads = frozenset[tuple[str, str]]
-"""Pairs (key, value as text) that were read from a configuration; the value of "" lists all its keys."""
+"""Pairs (key, value as text) that were read from a configuration. The key "" has the list of all keys as its value."""
 
 _PLAIN = (bool, int, float, str, Secret, type(None))
 

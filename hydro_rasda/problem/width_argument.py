@@ -73,7 +73,7 @@ def check_width_argument(argument: str, model_fn: Any, surrogate: float) -> None
         shown = ", ".join(f"`{p.name}={p.default!r}`" for p in ratios)
         raise ValueError(f"`{argument}` has {shown}, each of which may be the width ratio: call that one `width_ratio`")
     for p in parameters:
-        # A default such as 64 is the width itself, not a ratio; the library can narrow such a model.
+        # A default such as 64 is allowed: it is the width itself, not a ratio, and the library narrows such a model.
         if "width" in p.name and isinstance(p.default, int | float) and p.default == 1:
             raise ValueError(
                 f"`{argument}` has an argument `{p.name}={p.default!r}` that is not used: call it `width_ratio`"
@@ -115,7 +115,8 @@ def call_model_fn(model_fn: Callable[..., Any], form: WidthForm | None, config: 
 
 
 MOST = 256
-"""Largest number of plans of each kind that are kept. If there are more, models rarely share plans."""
+"""Largest number of plans of each kind that are kept. If models need more plans, they rarely share one, so keeping more
+would not help."""
 
 
 @dataclass
@@ -123,9 +124,10 @@ class Plans:
     """Plans for the models of one model function, as plain values.
 
     Attributes:
-        by_structure: Map a digest of a full-size model's structure to its plan, for models that take no width.
+        by_structure: Map a digest of a full-size model's structure to its plan, for a model function that takes no
+            width ratio.
         by_reads: Map a width ratio, and the keys and values that were read from a configuration, to the plan; None if
-            no plan is possible. These plans are for models that take a width.
+            no plan is possible. These plans are for a model function that takes a width ratio.
         roles: Map the names and shapes of a full-size model's parameters to the roles of the parameters; see
             `lr_roles`.
     """
