@@ -162,7 +162,7 @@ def _answer(connection: Connection, pid: int, kind: str, content: Any) -> Any:
 
 
 def _end(connection: Connection, pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # the system has forgotten it, as in `_waited`
+    with contextlib.suppress(ProcessLookupError):  # the system has forgotten the process; see `_waited`
         os.kill(pid, signal.SIGKILL)
     _waited(pid)
     connection.close()
@@ -218,7 +218,8 @@ def _message(kind: str, content: Any) -> memoryview:
     if kind == "warned":
         content = [plain_warning(warning) for warning in content]
     buffer = io.BytesIO()
-    # Only results are large. Other messages are pickled, because `torch.save` takes as long as some training steps.
+    # Save only results by `torch.save`, because they are large. It takes as long as some training steps, so pickle all
+    # other messages.
     (torch.save if kind == "done" else pickle.dump)((kind, content), buffer)
     return buffer.getbuffer()
 
@@ -302,12 +303,12 @@ NO_FORK = (
 def _forked(piece: ForkedWork, threads: int) -> tuple[Connection, int]:
     receiver, sender = Pipe(duplex=False)
     parent = os.getpid()
-    _flush_output()  # otherwise both processes would write the buffered text
+    _flush_output()  # otherwise, both processes would write the text that is still buffered
     if threads > 1:
         _end_idle_threads()
     with warnings.catch_warnings():
-        # Python warns that a forked process has threads. The child replaces torch's threads, and does not use that of
-        # the progress bar.
+        # Python warns if a process with threads forks. Ignore this warning, because the child replaces torch's threads
+        # and does not use the thread of the progress bar.
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             pid = os.fork()
@@ -329,7 +330,7 @@ def _end_idle_threads() -> None:
     threads, it counts more threads than cores, and lets them sleep between operations instead of spinning. On two cores
     and two threads, a small CNN trained half as fast, and an LSTM slower than on one thread.
     """
-    soft = 1  # OpenMP 5.0, section 3.2.44
+    soft = 1  # `omp_pause_soft` of OpenMP 5.0, section 3.2.44
     with contextlib.suppress(AttributeError):  # an older OpenMP runtime lacks the function
         ctypes.CDLL(None).omp_pause_resource_all(soft)
 

@@ -33,7 +33,7 @@ class HangDetector:
         self.silence, self.foreseen = silence, foreseen
         self.least = self.LEAST_S if least is None else least
         self.longest: float | None = None
-        self.most = math.inf  # upper limit of `patience`, in any case
+        self.most = math.inf  # `patience` never exceeds this
 
     def took(self, seconds: float) -> None:
         """Note that a piece has reported, `seconds` after its last report or its start."""

@@ -27,7 +27,9 @@ _CHANGED = 0.05
 
 
 class Peaks:
-    """Peaks of one heat, by kind and number of models that train as one. They are measured, and kept for later runs.
+    """Peak memory of one heat's trainings, by kind and number of models that train as one.
+
+    Peaks are measured, and kept for later runs.
 
     Trainings of one kind take equal memory; see `kind_of_group`. If memory is ample for all trainings at the same time,
     peaks are not kept, because no decision depends on them.
