@@ -53,7 +53,7 @@ def _found(record: RunRecord) -> dict[str, Any]:
 def _differing(each: Sequence[Mapping[str, Any]], all_of: bool = False) -> ValuesByRun:
     """Map each name whose value differs between runs to its value in each run; with `all_of`, map every name.
 
-    An empty mapping in `each` stands for a run of which nothing is known. It makes no difference.
+    An empty mapping in `each` stands for a run of which nothing is known. Such a run does not make a value differ.
     """
     plain = [jsonable(values) for values in each]
     known = [values for values in plain if values]

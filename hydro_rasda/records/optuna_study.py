@@ -138,7 +138,7 @@ def distribution(words: str, values: Sequence[Any]) -> BaseDistribution:
     log, step = found["law"] == "loguniform", ast.literal_eval(found["q"] or "None")
     integer = found["kind"] == "integer"
     if integer and step is None:
-        high -= 1  # Ray Tune's upper bounds are exclusive, unless values are rounded to a multiple of q
+        high -= 1  # Optuna includes the upper bound; Ray Tune does so only if values are multiples of q
     make = IntDistribution if integer and all(isinstance(value, int) for value in values) else FloatDistribution
     outside = any(not low <= value <= high or (step and not _multiple(value - low, step)) for value in values)
     if outside:
@@ -165,7 +165,7 @@ def _categories(words: str, values: Sequence[Any]) -> BaseDistribution:
     found = _CHOICE.fullmatch(words)
     try:
         named = ast.literal_eval(found["categories"]) if found else []
-    except (SyntaxError, ValueError):  # there are functions or classes among them
+    except (SyntaxError, ValueError):  # the categories include functions or classes
         named = []
     return CategoricalDistribution(tuple(dict.fromkeys([*map(_category, named), *values])))
 

@@ -46,7 +46,8 @@ class Follower:
             for key in journal.new:
                 take_in(self._history, key, journal.units[key], self._folder)
         history = self._history
-        # run.json leaves out `stop_at`, because a call with another value may resume the run.
+        # run.json leaves out `stop_at`, because a call with another value may resume the run. Take the value from the
+        # journal if it ended the run.
         history.settings = replace(history.settings, stop_at=score_that_ended(history.last_of_race))
         undecided = _undecided(history) if run_end(history) == "open" else None
         finalists, hidden = tried_targets(history, history.at_full_size or ()), described_secrets(asked["space"])
@@ -86,7 +87,7 @@ class Unreadable(str):
 
 
 def or_why(make: Callable[[], T]) -> T | Unreadable:
-    """Return the value of `make`, or why it cannot be read, so that one unreadable folder does not hide other runs."""
+    """Return the value of `make()`. If it raises, return the reason, so that an unreadable run does not hide others."""
     try:
         return make()
     except Exception as error:
@@ -96,7 +97,7 @@ def or_why(make: Callable[[], T]) -> T | Unreadable:
 def settings_of(asked: Mapping[str, Any]) -> TuneConfig:
     """Return the settings of a run, as far as its `run.json` tells."""
     own, sweep, race = recorded(asked)
-    # `lr_rule` may be a function, of which run.json holds only the name. A record never calls it.
+    # `lr_rule` may be a function, of which run.json holds only the name. A record never calls it, so "auto" will do.
     return TuneConfig(**own, sweep=SweepConfig(**sweep), race=RaceConfig(**race | {"lr_rule": "auto"}))
 
 

@@ -100,7 +100,7 @@ class TrialRecord(Portable):
     @property
     def used(self) -> dict[str, Any]:
         """The configuration without `unread` keys: values by name, nested names as `a/b`."""
-        unread = {name.replace("/", ".") for name in self.unread}  # a key itself may have a slash
+        unread = {name.replace("/", ".") for name in self.unread}  # compare with dots, as a key itself may have a slash
         return {name: value for name, value in flat(self.config).items() if name.replace("/", ".") not in unread}
 
     def __eq__(self, other: object) -> bool:

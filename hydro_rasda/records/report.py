@@ -234,7 +234,8 @@ def _without_averages_line(result: RunRecord, winner: TrialRecord) -> list[str]:
     """
     name = unaveraged(result.metric)
     lines = {r.trial: r.history[-1] for r in result.trials if r.status == "finished" and r.history}
-    # A training that ended between milestones validated only averages: its last line has neither of the two names.
+    # Leave out a training that ended between milestones. There, only its averages were validated, so its last line has
+    # neither of the two names.
     known = {n: line for n, line in lines.items() if {name, averaged(result.metric)} & line.keys()}
     found = {n: line.get(name, line.get(result.metric)) for n, line in known.items()}
     ends = {n: end for n, end in found.items() if end is not None}  # the journal writes None if a value is not finite

@@ -110,7 +110,8 @@ def _refit(history: History) -> dict[int, str]:
 
 
 def _agreement(history: History, finalists: Sequence[int]) -> Agreement | None:
-    swept = [n for n in finalists if history.epochs("sweep", n)]  # others train by a schedule that the sweep found
+    # Leave out new trials without a surrogate, which population based training adds to train by its schedules.
+    swept = [n for n in finalists if history.epochs("sweep", n)]
     began = [n for n in swept if history.epochs("race", n) and n not in history.failures]
     epoch = min((history.epochs("race", n) for n in scored(history, began)), default=0)
     if history.settings.sweep.surrogate == 1 or not epoch:
@@ -140,7 +141,7 @@ def averages(settings: TuneConfig, config: Mapping[str, Any]) -> bool | None:
     if all(isinstance(name, str) for name in names):
         known = AVERAGED.issuperset(names)
     else:
-        from fusion.optim import Hyperparameters  # needs torch, which is not loaded to read a run
+        from fusion.optim import Hyperparameters  # imported here, because reading a run must not import torch
 
         known = not any(Hyperparameters.from_config(own).has_modes for own in configs_of_parts(config).values())
     return None if not known else settings.race.keep == "best" and settings.race.ema > 0
