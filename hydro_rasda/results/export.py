@@ -30,7 +30,7 @@ def checkpoint_of(record: RunRecord, trial: int | None = None) -> tuple[int, Pat
     if not record._checkpoints:
         told = "no trial of the run in {} has trained at full size, so that there is no model yet"
         raise ValueError(told.format(record.path))
-    number = record.best_trial if trial is None else plain(trial)  # a table of trials has NumPy's numbers
+    number = record.best_trial if trial is None else plain(trial)  # a number from a table of trials is a NumPy number
     rule = f"one of the finalists {sorted(record._checkpoints)}"
     require(is_int(number) and number in record._checkpoints, "trial", number, rule)
     checkpoint = record._checkpoints[number]
@@ -56,7 +56,7 @@ def weights_of(record: RunRecord, checkpoint: Path, device: Any = "cpu") -> list
 
 def save_model(record: RunRecord, path: str | Path, trial: int | None = None, takes_first: bool = False) -> Path:
     """Write a finalist's model, or the first of several with `takes_first`; see `TuneResult.save_model`."""
-    import torch  # here, so that listing a run's trials need not wait for it
+    import torch  # imported here, because listing the trials of a run does not need it
     from safetensors.torch import save_file
 
     number, checkpoint = checkpoint_of(record, trial)
@@ -76,6 +76,6 @@ def save_model(record: RunRecord, path: str | Path, trial: int | None = None, ta
     # transformers requires the entry "format".
     save_file(each, folder / WEIGHTS, {"format": "pt", **{name: str(value) for name, value in facts.items()}})
     write_atomically(folder / CONFIG, (json.dumps(jsonable(found.config), indent=2) + "\n").encode())
-    # safetensors writes a file that no other user can read.
+    # safetensors writes a file that no other user can read. Give it the permissions of the configuration's file.
     (folder / WEIGHTS).chmod(stat.S_IMODE((folder / CONFIG).stat().st_mode))
     return folder

@@ -49,7 +49,7 @@ class _SilentConsole(PrintableConsole):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        # Otherwise, Python's flush of stdout at exit would fail, too.
+        # Let stdout lead nowhere. Otherwise, Python would try to flush it at exit, and fail again.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
@@ -87,7 +87,7 @@ class Progress:
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or make_console(cls=_SilentConsole)
-        # In 80 columns, times and the best score would be cut short.
+        # On a terminal of 80 columns, show a shorter bar and fewer times, so that the best score is not cut short.
         self._narrow = self.console.width < 110
         self._bars = rich.progress.Progress(
             TextColumn("{task.description}"),
@@ -193,7 +193,7 @@ class Progress:
             return ""
         sign = 1 if self._asked.mode == "min" else -1
         best = self._first if self._first in scores else min(scores, key=lambda number: sign * scores[number][0])
-        # A bar's line has little room.
+        # Beside the bar of a narrow terminal, there is no room for the metric's name.
         what = ": " if self._narrow and self._has_bar else f" with {self._asked.metric} "
         score, epoch = scores[best]
         return f"trial {best} leads{what}{show(score, 4)} (epoch {epoch})"
@@ -240,7 +240,7 @@ class NotebookProgress(Progress):
         super().conclude(result)
 
     def _draw(self) -> None:
-        from IPython.display import display  # a notebook has it
+        from IPython.display import display  # imported here, because only a notebook surely has IPython
 
         self._drawn = time.monotonic()
         if self._handle is None:

@@ -60,7 +60,7 @@ def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> 
         raise _cannot(
             number, f"it is {models} models, whose mean counts; `race=RaceConfig(refit=True)` makes one of the winner"
         )
-    # With folds, the winner trains once more from its initial weights, on all examples.
+    # With folds, the winner trains once more on all examples, from its initial weights. No epoch comes from the sweep.
     swept = 0 if once_more else swept_epochs(found, settings.sweep.surrogate)
     _check_own_weights(number, swept, Store.read(record.path).units())
     workers = _workers(found)
@@ -395,7 +395,7 @@ def _average(recipe: Recipe) -> list[str]:
         "for name, mean in means.items():",
         "    mean.lerp_(now[name].detach().to(mean.dtype), weight)",
     ]
-    # The sweep trained the earlier epochs, and it averages nothing.
+    # The sweep trained the epochs before `begun`. It does not average weights.
     return [f"if epoch >= {begun}:", *indented(lines)] if begun else lines
 
 

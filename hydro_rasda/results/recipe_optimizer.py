@@ -30,7 +30,7 @@ from hydro_rasda.space.domains import plain
 
 
 def moves(config: Mapping[str, Any]) -> bool:
-    """Tell whether the learning rate changes."""
+    """Tell whether the learning rate changes during the training."""
     return bool(read(config, "schedule") != "constant" or read(config, "warmup_epochs") or read(config, "warmup"))
 
 

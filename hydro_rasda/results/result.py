@@ -112,7 +112,7 @@ class TuneResult(RunRecord):
             "metrics": None,
             "plans": Plans(),
             "example_input": move(problem.example_input, torch.device("cpu"), wait=True),
-            # `lr_rule` may be a function, too, and no result calls it.
+            # `lr_rule` may be a function, too. No result calls it, so a name takes its place.
             "settings": replace(problem.settings, race=replace(problem.settings.race, lr_rule="auto")),
         }
         functions = {name: dumped(getattr(problem, name)) for name in ("model_fn", "objective", "metrics")}
@@ -382,7 +382,7 @@ class MeanOfModels(nn.Module):
         self.models = nn.ModuleList(models)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the mean of the models' outputs: of each floating-point tensor in them, if they are nested."""
+        """Return the mean of the models' outputs. In nested outputs, each floating-point tensor becomes a mean."""
         return tree_map(_mean, *[model(*args, **kwargs) for model in self.models])
 
 
