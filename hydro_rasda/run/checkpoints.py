@@ -31,7 +31,7 @@ class DamagedCheckpoint(RuntimeError):
 
 def save_checkpoint(path: Path, payload: Mapping[str, Any]) -> None:
     """Write tensors and plain values atomically. If writing fails, an earlier file stays as it was."""
-    import torch  # here, because reading only a journal should not wait for this import
+    import torch  # imported here, because reading only a journal should not wait for this import
 
     with replacing(path, _CHECKPOINT) as file:
         torch.save(dict(payload), file)
@@ -53,7 +53,8 @@ def load_checkpoint(path: Path, device: str | torch.device | None = None, run: s
 
     try:
         with open_to_read(path, _CHECKPOINT) as file:
-            # Refuse an archive that was changed, or that unpacks to more than its size: torch does not compress.
+            # Refuse an archive that was changed, or that unpacks to more than its size. Torch writes none such, because
+            # it does not compress.
             with zipfile.ZipFile(file) as archive:
                 parts = archive.infolist()
                 stored = all(part.compress_type == zipfile.ZIP_STORED for part in parts)

@@ -63,14 +63,14 @@ class Claim:
             with files.naming(path, files.WRITABLE):
                 files.make_private(path, exist_ok=not exclusive)
             self._lock = hold(path)
-        except FileExistsError:  # another call has just created the folder
+        except FileExistsError:  # another call has just created the folder, so this call has nothing to remove
             raise
         except BaseException as error:
-            if isinstance(error, RuntimeError):  # the lock file belongs to the process that holds it
+            if isinstance(error, RuntimeError):  # another process holds the lock, so its lock file stays
                 self._made = [made for made in self._made if made.name != LOCK]
             self._undo()
             raise
-        # Look only now, under the lock, because another process may have been writing before.
+        # Look for files only now that this process holds the lock. Before, another process may have written them.
         self.counts = spec.exists()
         self._made[:0] = [made for name in (SPEC, *RESULTS) if not (made := path / name).exists()]
         try:
@@ -170,7 +170,8 @@ def held(folder: Path) -> bool:
         locks = _LOCKS.read_text().splitlines()
     except (OSError, StopIteration, files.Unsafe):
         return False
-    # "1: FLOCK  ADVISORY  WRITE 25313 fe:00:2368030 0 EOF"; a line of a waiting process has an arrow before FLOCK.
+    # A lock that is held: "1: FLOCK  ADVISORY  WRITE 25313 fe:00:2368030 0 EOF". If a process only waits for the lock,
+    # its line has an arrow before FLOCK, and does not count.
     return any(fields[1] == "FLOCK" and fields[5] == name for line in locks if (fields := line.split()))
 
 

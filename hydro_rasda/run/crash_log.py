@@ -51,7 +51,8 @@ class CrashLog:
         self._aside: dict[str, tuple[int, int]] = {}
         if file is None:
             return
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):  # the file is only a hint
+        # The file is only a hint. If it cannot be read, begin without it.
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
             found = read_json(file)
             self._deaths = {str(what): (int(at), int(count)) for what, (at, count) in found["deaths"].items()}
             if found["now"] is not None:
@@ -118,7 +119,8 @@ class CrashLog:
         with contextlib.suppress(OSError):
             if self._handle < 0:
                 self._handle = open_regular(self._file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            # One write, so that a death cannot cut it. No sync, because it must outlive the process, not the machine.
+            # Write once, so that a death cannot leave half a note. Do not sync, because the note must survive the end
+            # of the process, not of the machine.
             os.pwrite(self._handle, content.ljust(self._length), 0)
             self._length = max(self._length, len(content))
 

@@ -202,7 +202,7 @@ def parse_json_lines(raws: Sequence[bytes]) -> list[Any]:
 
 def _finite(text: str) -> float:
     value = float(text)
-    if value - value:  # NaN, which counts as true, unless the value is finite; quicker than `math.isfinite`
+    if value - value:  # 0 if the value is finite, else NaN, which counts as true; quicker than `math.isfinite`
         raise ValueError(f"{text} is no number of JSON's")
     return value
 
@@ -301,7 +301,8 @@ def naming(path: Path, hint: str = _GOES_ON) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        cause = error if isinstance(error, OSError) else error.__context__  # torch wraps a file's error in its own
+        # While torch writes a file, it raises a RuntimeError that has the system's error as its context.
+        cause = error if isinstance(error, OSError) else error.__context__
         if not isinstance(cause, OSError):
             raise
         if cause.errno == errno.EISDIR:

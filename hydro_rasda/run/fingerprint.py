@@ -80,7 +80,7 @@ class _Walk:
 
     def __init__(self, above: Iterable[int] = ()) -> None:
         self.found: Content = {}
-        self._above = [*above]  # the values that contain the present one
+        self._above = [*above]  # the ids of the values that contain the value at hand
         self._seen: dict[int, str] = {}
         self._alive: list[Any] = []  # keeps values alive, so that no new object gets the address of an earlier one
 
@@ -116,7 +116,8 @@ def _taken_apart(value: Any, digest_of: Callable[[Any], str]) -> tuple[str, Part
     """Return a short description of a value without its parts, and the parts."""
     kind = type(value).__name__
     if isinstance(value, _PLAIN):
-        text = str.__repr__(value) if isinstance(value, str) else repr(value)  # a secret counts by its true text
+        # The `repr` of a secret hides its text, but here the text counts.
+        text = str.__repr__(value) if isinstance(value, str) else repr(value)
         return f"{kind} {text}", ()
     if isinstance(value, (Tensor, np.ndarray)):
         return _array(value)
@@ -257,7 +258,7 @@ def _steady(cls: type, state: Any) -> Any:
     hashed, addresses = own not in (object.__hash__, None), {id(part) for part in state.values()}
 
     def differs(name: Any, part: Any) -> bool:
-        # A small number is a setting, such as a number of hashes.
+        # A small number is no hash but a setting, such as the number of hash functions.
         is_hash = hashed and str(name).endswith("hash") and type(part) is int and abs(part) >= 2**32
         return is_hash or (type(part) is int and part in addresses)
 

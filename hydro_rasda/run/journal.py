@@ -150,7 +150,7 @@ def _read_on(file: IO[bytes], path: Path, before: Record) -> Record:
     end, number, total, run = before.end, before.count, before.sum, before.run
     kept, count, new, taken_back = end, number, list[str](), False
     lines: dict[bytes, JournalLine] = {}
-    first, bad, damage = number + 1, 0, ""  # the first line of the unit that is read
+    first, bad, damage = number + 1, 0, ""  # `first` is the first line of the unit that is being read
     file.seek(end)
     for number, (raw, line) in enumerate(_parsed_lines(file, path, first), first):
         end += len(raw)
@@ -167,7 +167,7 @@ def _read_on(file: IO[bytes], path: Path, before: Record) -> Record:
                 f"{damage}, and finished units of work follow. Put back what was written, or leave line {bad} "
                 f"and all after it out (`head -n {bad - 1}` of the file in its place): that work is then done again"
             )
-        # A unit's line contains its time, so that no run writes the same line twice.
+        # A unit's line contains its time, so no run writes the same line twice. Skip a copy of an earlier line.
         if (mark := hash(raw)) not in finished:
             body = raw[: raw.rfind(_SUM)] + b"}"
             if line["sum"] != (now := _sum(lines, body, total)):
@@ -251,7 +251,8 @@ def keep_message(folder: Path, seconds: float, text: str) -> None:
     if len(known) >= MOST_MESSAGES or any(message.text == text for message in known):
         return
     line = {"seconds": round(seconds, 3), "text": text}
-    with contextlib.suppress(OSError, Unsafe), append_to(folder / MESSAGES) as file:  # the journal reports a full disk
+    # Ignore errors such as a full disk: no part of a run depends on messages, and the journal reports such errors.
+    with contextlib.suppress(OSError, Unsafe), append_to(folder / MESSAGES) as file:
         file.write(json.dumps(line).encode() + b"\n")
 
 
@@ -260,7 +261,7 @@ def read_messages(folder: Path) -> list[Message]:
     found = []
     with contextlib.suppress(OSError, Unsafe):
         for raw in read_file(folder / MESSAGES).splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError):  # Overflow: a huge integer
+            with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError):  # an integer may be huge
                 line = parse_json(raw)
                 found.append(Message(float(line["seconds"]), str(line["text"])))
     return found

@@ -58,8 +58,9 @@ def hear(run: Run, epochs: int, metrics: Mapping[str, Iterable[float]], told: Se
         metrics: Metrics after the last of these epochs, by name: one value for each trial that trains as one.
         told: The epochs of full-size models in the report.
     """
+    # Do not announce epochs of trials that began at full size before the race, because no heat counts them yet.
     if not told or any(number in run.history.race.trials for number, *_ in told):
-        run.advance(epochs, run.note(metrics))  # otherwise these trials began early, and no heat counts them yet
+        run.advance(epochs, run.note(metrics))
     for number in dict.fromkeys(number for number, *_ in told):
         _record_live(run, number, [(epoch, found) for of, epoch, found in told if of == number])
 
@@ -68,14 +69,15 @@ def _record_live(run: Run, number: int, trained: Sequence[tuple[int, Mapping[str
     """Record epochs of a full-size trial while its training continues."""
     reached = run.history.epochs("race", number)
     trained = [(epoch, metrics) for epoch, metrics in trained if epoch > reached]
-    # In a cluster, a report may arrive after the trial has trained further or has failed.
+    # Ignore a late report. In a cluster, it may arrive after the trial has trained further or has failed.
     if not trained or ("race", number) in run.history.failed:
         return
     key = f"race/trial-{number}/at-{trained[-1][0]}"
     while run.store.done(key):
         key += "/again"
     lines = _new_lines(run, number, metric_lines("race", number, trained))
-    # An OSError raised here, within training, could be taken for an error of the trial. The next unit raises it again.
+    # Suppress an OSError, because training is in progress, which would take it for an error of the trial. Recording the
+    # next unit raises it again.
     with contextlib.suppress(OSError):
         run.record(key, Unit(None, lines))
 
@@ -185,13 +187,13 @@ def try_dropped_again(run: Run) -> None:
         return str(line.get("error", "")).startswith(DROPPED)
 
     found = {key: of for key, unit in units.items() if (of := [line["trial"] for line in unit.lines if dropped(line)])}
-    # `KINDS_FROM` units hold the configurations of all their trials, so that they stay.
+    # Keep the units of `KINDS_FROM`, because they hold the configurations of all their trials.
     built = [n for key, of in found.items() if key.startswith(KINDS_FROM) for n in of if retry_key(n) not in units]
     keys = [key for key in found if not key.startswith(KINDS_FROM)]
     if numbers := sorted({*built, *(n for key in keys for n in found[key])}):
         run.say(f"trials {', '.join(map(str, numbers))} are tried again, as `resume` is 'changed'")
         keys += [key for key in (ENTERED, DONE) if key in units]  # so that the race is decided anew, too
-    # Measuring these widths may have killed processes.
+    # Also measure again the group sizes that were only assumed, perhaps because measuring them killed processes.
     keys += [key for key, unit in units.items() if key.startswith(_WIDTHS) and unit.value.get("assumed")]
     run.store.forget(keys)
     for number in built:

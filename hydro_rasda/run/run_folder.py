@@ -80,7 +80,8 @@ class Store:
             )
         self.changes = changes
         self._units, self._sum = record.units, record.sum
-        units = {key: unit for key, unit in record.units.items() if not is_live(key)}  # live epochs train again
+        # Leave out live epochs: no checkpoint holds them, so they train again.
+        units = {key: unit for key, unit in record.units.items() if not is_live(key)}
         self._claim, self._owns_claim = claim, False
         with files.naming(path / JOURNAL, files.WRITABLE):
             self._journal = None if claim is None else files.append_to(path / JOURNAL)
@@ -219,7 +220,7 @@ class Store:
         Raises:
             DamagedJournal: if a unit does not follow from those before it.
         """
-        is_void = CALL in self._units  # True for decisions before the last `CALL`
+        is_void = CALL in self._units  # True before the unit `CALL`; the sweep's decisions until then do not count
         for key, unit in self._units.items():
             is_void = is_void and key != CALL
             if not (is_void and is_decision(key)):
@@ -263,7 +264,7 @@ class Store:
         """Remove checkpoints that no trial needs any more."""
         assert self._claim is not None, "this run was opened to be read"
         for name in names:
-            with contextlib.suppress(IsADirectoryError):  # not made by a run: `save` will raise for it
+            with contextlib.suppress(IsADirectoryError):  # no run made this folder: `save` will raise an error for it
                 files.remove(self.file(name), inside=2)
             self._damage.pop(name, None)
 
@@ -272,7 +273,7 @@ class Store:
 
     def _append(self, lines: Iterable[JournalLine], own: JournalLine, durable: bool) -> None:
         assert self._journal is not None, "this run was opened to be read"
-        if self._failed is not None:  # the failed write may have ended within a line
+        if self._failed is not None:  # the failed write may have ended within a line, so nothing may follow it
             raise self._failed
         first = [] if self._units else [{"event": RUN, "id": self.id}]
         written, total = encoded([*first, *lines], own, self._sum)
@@ -289,7 +290,7 @@ class Store:
 
     def close(self) -> None:
         if self._journal is not None and self._claim is not None:
-            with contextlib.suppress(OSError):  # lines that could not be written: this was reported before
+            with contextlib.suppress(OSError):  # some lines could not be written, which raised an error before
                 self._journal.close()
             if self._owns_claim:
                 self._claim.release()

@@ -156,7 +156,8 @@ class Run:
         """Announce epochs that were just trained; the journal records them later."""
         seconds, most = self.store.seconds, max(0.0, self.seconds_left("race"))
         self.time_left.advance(epochs, seconds)
-        if (news := self.time_left.news(seconds, most)) is not None:  # not stored, as it is soon out of date
+        # Send this message without storing it, because it is soon out of date.
+        if (news := self.time_left.news(seconds, most)) is not None:
             self.notify(events.MessageSaid, text=f"About {roughly(news)} left.")
         self.store.left = left = self.time_left.left(seconds, most)
         self.notify(events.EpochsTrained, seconds=seconds, epochs=epochs, note=note, seconds_left=left)
