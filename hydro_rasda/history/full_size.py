@@ -1,4 +1,7 @@
-"""Questions about the race of a run, answered from its history."""
+"""Functions that answer questions about the race of a run, the training at full size, from the run's history.
+
+A unit is the journal's record of one finished piece of work.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,10 @@ def expected_ends(history: History, numbers: Iterable[int]) -> dict[int, Expecte
 
 
 def at_the_end(history: History, number: int) -> bool:
-    """Tell whether a full-size training has ended with a finite score, at the last epoch or earlier by itself."""
+    """Tell whether a full-size training has come to its end with a finite score.
+
+    It ends at the last epoch, or earlier if it stops by itself (`done_early`).
+    """
     if number in history.failures or not math.isfinite(history.score("race", number)):
         return False
     return history.epochs("race", number) >= history.settings.max_t or done_early(history, number)
@@ -77,7 +83,7 @@ def trained_spans(units: Mapping[str, Unit]) -> Iterator[tuple[int, Unit]]:
 
 
 def is_forgotten(units: Mapping[str, Unit], number: int, unit: Unit) -> bool:
-    """Tell whether a unit is of a full-size training that began early, for a trial that did not enter the race."""
+    """Tell whether a unit belongs to a full-size training that began before the race, of a trial that did not enter."""
     entered = units[ENTERED].value if ENTERED in units else ()
     return bool((unit.value or {}).get("early")) and number not in entered
 
@@ -91,9 +97,9 @@ def run_end(history: History) -> RunEnd:
     """Tell how a run has ended, or that it is open. Results, command line and pages all use this function.
 
     Once finalists are chosen, the last record of the race decides. The run has finished if the race is over for these
-    finalists, or if a score is good enough. Samples may have been added after that record, if they left the finalists
-    as they were. A run has also finished if its very last record says that a score is good enough. Otherwise, it is out
-    of time if its very last record is an end of the race.
+    finalists, or if a score is good enough. It stays finished if samples that were added later did not change the
+    finalists. A run has also finished if its very last record says that a score is good enough. Otherwise, it is out of
+    time if its very last record ends the race.
     """
     chosen, last = history.at_full_size, history.last_of_race
     if chosen is not None and (is_race_over(history, chosen) or last.startswith(BY_SCORE)):
@@ -128,5 +134,5 @@ def score_that_ended(key: str) -> float | None:
 
 
 def is_race_over(history: History, finalists: Iterable[int]) -> bool:
-    """Tell whether the race has ended with these finalists, and none has trained since."""
+    """Tell whether the race has ended with these finalists, and none of them has trained since."""
     return history.last_of_race == DONE and history.over == sorted(finalists)

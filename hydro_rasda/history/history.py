@@ -145,7 +145,7 @@ class MiddlePlan:
         width: Width of the heat's surrogates relative to the full-size model.
         entrants: Largest number of the sweep's best trials that enter the heat.
         finalists: Number of the heat's best trials that train at full size.
-        shares: Operations of an epoch on the sweep's surrogates, and on this heat's, relative to the full-size model.
+        shares: Operations of an epoch relative to the full-size model: on the sweep's surrogates, and on this heat's.
     """
 
     width: float
@@ -159,7 +159,7 @@ class FusedHeat:
     """The history of a heat on surrogates: the sweep, or the middle heat.
 
     Attributes:
-        state: The heat's state, as its rule sees it.
+        state: The heat's state, by which its rule decides.
         kinds: A digest for each trial. Trials with equal digests can train as one fused model.
         copies: Maps each copy that population based training made to its source, the trial whose weights it continues
             with. Copies that have trained since are left out.
@@ -182,7 +182,7 @@ class History(Curves):
         unread: Keys of each trial's configuration that nothing reads; nested ones are written `a.b`.
         middle: The plan of the middle heat; None if there is no middle heat.
         heats: The heats on surrogates, by name.
-        race: The state of the race at full size, as its rule sees it.
+        race: The state of the race at full size, by which its rule decides.
         decisions: Number of decisions on trials of the sweep.
         entrants: The finalists that race each other, best first; None before the race begins.
         early: Maps each trial that trained at full size before the race to the key and the unit of that training. The
@@ -198,7 +198,7 @@ class History(Curves):
         live: Epochs at full size since the last checkpoint, by trial; see `is_live`.
         last: Key of the last unit.
         last_of_race: Key of the last unit of the race.
-        over: The finalists, sorted, for which the race has come to its end; None before.
+        over: The finalists of the race that has ended, sorted by number; None before a race has ended.
         left: The last estimate of the seconds that the run still takes; None if it was not known.
         seconds: Wall time of the run at its last unit that holds no live epochs.
         now: Wall time of the run at its last unit of any sort.
@@ -268,7 +268,7 @@ class History(Curves):
 
     @property
     def sweep(self) -> SweepState:
-        """The state of the sweep, as its rule sees it."""
+        """The state of the sweep, by which its rule decides."""
         return self.heats["sweep"].state
 
     @property
@@ -446,7 +446,7 @@ class History(Curves):
             self.unkept[number] = self.unkept.get(source, frozenset())
 
     def _arrive(self, heat: FusedHeat, numbers: Iterable[int]) -> None:
-        """Let trials wait at their milestones if they have reached them, in this call or in an earlier one.
+        """Let trials that have reached their milestones, in this call or in an earlier one, wait there for a decision.
 
         An earlier call with fewer samples may have trained them beyond these milestones. The sweep's rule does not see
         the epochs after a milestone.
@@ -487,7 +487,7 @@ class History(Curves):
         return True
 
     def _enter(self, numbers: Sequence[int]) -> None:
-        """Restart the race, with these trials."""
+        """Begin the race anew, between these trials only."""
         self.race, self.entrants, self.rungs = self.new_state("race"), list(numbers), []
         for number in numbers:
             self.race.admit(number, self.trials[number].config)
@@ -515,7 +515,7 @@ class History(Curves):
             self._arrive_in_race(number)
 
     def _arrive_in_race(self, number: int) -> None:
-        """Let a trial wait at its milestone of the race if it has reached it, or cannot reach it; see `_arrive`."""
+        """Let a full-size trial wait for a decision if it has reached its milestone, or cannot reach it."""
         standing = self.race.training.get(number)
         if standing is None or standing.goal is None or goes_on(self, number, stop := standing.goal):
             return
@@ -591,7 +591,7 @@ class History(Curves):
         return heat in self._begun
 
     def epochs_in(self, key: str, number: int) -> int:
-        """Count the epochs that a trial of a heat on surrogates had trained at the checkpoint of this name.
+        """Count the epochs that a trial of a heat on surrogates had trained when the checkpoint of this name was saved.
 
         The journal may hold more epochs. This happens if an earlier checkpoint was lost, and time ran out before all
         lost epochs were trained again.

@@ -17,8 +17,8 @@ class Ancestor:
     """Epochs of the sweep in which one trial trained weights that another trial now has.
 
     Attributes:
-        start: Number of epochs that the weights had been trained before.
-        stop: Number of epochs that they had been trained afterwards.
+        start: Number of epochs for which the weights had been trained before this trial trained them.
+        stop: Number of epochs for which they had been trained afterwards.
     """
 
     trial: int

@@ -123,7 +123,7 @@ def _read(place: Place) -> str:
 
 
 def _with_another(place: Place) -> str:
-    """Return code for a configuration with another value in a place.
+    """Return Python code for a copy of `config` that has another value at this place.
 
     >>> _with_another(("net", "act"))
     "config | {'net': config['net'] | {'act': ...}}"
