@@ -25,7 +25,7 @@ M = TypeVar("M")
 
 
 def check_parts(sweep: object, race: object) -> None:
-    """Refuse values of other classes than SweepConfig and RaceConfig."""
+    """Raise ValueError unless the values are a SweepConfig and a RaceConfig."""
     check_is("sweep", sweep, SweepConfig)
     check_is("race", race, RaceConfig)
 

@@ -33,7 +33,7 @@ _QUIET: dict[str, Any] = {
     "enable_model_summary": False,
     "num_sanity_val_steps": 0,
 }
-"""Arguments of each trial's trainer. The run itself reports, and keeps the best weights and checkpoints."""
+"""Arguments of each trial's trainer. They turn off its reports and files, because the run itself reports and saves."""
 
 _LEFT_OUT = (ModelCheckpoint, LearningRateMonitor)
 """Callbacks that are left out: they save, or log to a logger, so a trainer with the arguments above refuses them."""

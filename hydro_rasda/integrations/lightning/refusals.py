@@ -49,7 +49,7 @@ _SETTINGS: dict[str, Any] = {
 
 
 def unfollowed(module: LightningModule) -> list[str]:
-    """List, in words for a message, the parts of a module that this integration cannot train as Lightning would."""
+    """List the parts of a module that this integration cannot train as Lightning would, in words for a message."""
     name = type(module).__name__
     told = [f"{name}.{hook}(): it is overridden" for hook in HOOKS if is_overridden(hook, module)]
     if not module.automatic_optimization:
@@ -60,7 +60,7 @@ def unfollowed(module: LightningModule) -> list[str]:
 
 
 def unfollowed_by(trainer: Any) -> list[str]:
-    """List in words the settings of a trainer that cannot be followed."""
+    """List the settings of a trainer that this integration cannot follow, in words for a message."""
     told = []
     for name, expected in _SETTINGS.items():
         value = getattr(trainer, name, None)
@@ -87,7 +87,7 @@ def _stateful(module: nn.Module) -> Iterable[str]:
 
 
 def unfollowed_transfers(datamodule: LightningDataModule | None) -> list[str]:
-    """List in words the hooks of a data module that change batches after its loaders have made them."""
+    """List the hooks of a data module that change batches after its loaders have made them, in words for a message."""
     if datamodule is None:
         return []
     name = type(datamodule).__name__

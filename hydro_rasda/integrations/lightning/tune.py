@@ -50,7 +50,7 @@ def train_loader(loader: DataLoader[Any]) -> TrainLoader:
 
 
 def eval_loader(loader: DataLoader[Any]) -> EvalLoader:
-    """Convert a DataLoader to a function of the batch size that ignores its argument and keeps the loader's size."""
+    """Convert a DataLoader to a function that takes a batch size, but ignores it and keeps the loader's batch size."""
     assert loader.batch_size is not None
     return EvalLoader(loader.dataset, loader.collate_fn, loader.batch_size, loader.num_workers)
 
@@ -140,7 +140,7 @@ def tune_module(
 def _check_arguments(
     module_fn: object, space: Any, trainer: object, sweep: object, race: object, options: Mapping[str, Any]
 ) -> None:
-    """Refuse arguments that are wrong whatever the other arguments are."""
+    """Raise an error for arguments that are wrong by themselves, without regard to the other arguments."""
     check_options("tune_module", options)
     rule = "a function of (config) or (config, width_ratio) that makes a LightningModule"
     require(not isinstance(module_fn, LightningModule), "module_fn", type(module_fn).__name__, rule)
@@ -204,7 +204,7 @@ def _followed(
 
 
 def monitored(monitor: str) -> str:
-    """Return the run's name for a logged metric. A metric is one of validation unless its name begins with "train".
+    """Return the run's name for a logged metric. The metric belongs to validation unless its name begins with "train".
 
     >>> monitored("val/acc"), monitored("acc"), monitored("train_loss")
     ('val_acc', 'val_acc', 'train_loss')

@@ -1,4 +1,4 @@
-"""How each of `TrainingArguments` is treated (followed, without effect here, or refused), and a space over them.
+"""Sort `TrainingArguments` into followed, refused and without effect here; convert a space over them.
 
 Unknown fields, such as those of a subclass, are refused unless they have their default.
 """
@@ -51,7 +51,7 @@ _FOLLOWED = {
     *("label_smoothing_factor", "per_device_eval_batch_size", "dataloader_drop_last", "dataloader_num_workers"),
     *("remove_unused_columns", "label_names", "train_sampling_strategy", "use_cache", "use_cpu", "no_cuda"),
     *("load_best_model_at_end", "metric_for_best_model", "greater_is_better", "output_dir"),
-    *("do_train", "do_eval", "do_predict"),  # for scripts: `Trainer` does not read them
+    *("do_train", "do_eval", "do_predict"),  # only a user's script reads these; `Trainer` does not
 }
 
 _WITHOUT_EFFECT = {

@@ -205,7 +205,7 @@ def trainer_objective(args: TrainingArguments, predictions: Predictions | None =
 def schedules_refused(args: TrainingArguments, searched: Sequence[Any]) -> list[str]:
     """Return the reasons why kinds of schedules do not accept `lr_scheduler_kwargs`.
 
-    The kinds are the `searched` ones. If there are none, the arguments name the kind.
+    `searched` has the kinds that the space names. If it is empty, the kind of the training arguments is tried.
     """
     options, refused = tuple(dict(args.lr_scheduler_kwargs or {}).items()), []
     for kind in dict.fromkeys(map(word, searched or [args.lr_scheduler_type])):

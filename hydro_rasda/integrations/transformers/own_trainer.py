@@ -40,7 +40,7 @@ _EACH_EPOCH: dict[str, Any] = {
     "report_to": [],
     "push_to_hub": False,
 }
-"""Training arguments of each trial. The run itself reports, and keeps the best weights and checkpoints."""
+"""Training arguments of each trial. It evaluates after each epoch, and saves nothing, because the run itself saves."""
 
 _WEIGHTS = (".safetensors", ".bin")
 
