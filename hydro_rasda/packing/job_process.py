@@ -28,8 +28,8 @@ SETTLED_S = 20.0
 class Process:
     """A started job with all its processes; `shared` has the environment variables by which it shares a device.
 
-    `memory` is the peak of bytes so far, and `now` is the bytes at the last look. `expected` is the number of bytes
-    that was estimated when the job began. `untold` is True if the GPU's driver does not report the memory of this job.
+    `memory` is the peak of bytes so far, and `now` is the bytes at the last call of `look`. `expected` is the number of
+    bytes that was estimated when the job began. `untold` is True if the GPU's driver does not report the job's memory.
     `over` is a file descriptor that becomes readable once no process of the job is left.
     """
 

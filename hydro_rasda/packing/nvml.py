@@ -40,7 +40,7 @@ def available() -> bool:
 def hidden() -> bool:
     """Return whether CUDA_VISIBLE_DEVICES hides all GPUs on purpose, as CUDA reads it."""
     first = os.environ.get(VISIBLE, "all").split(",")[0].strip()
-    return first in ("", "NoDevFiles") or first.startswith("-")  # Slurm writes "NoDevFiles"
+    return first in ("", "NoDevFiles") or first.startswith("-")  # Slurm writes "NoDevFiles" for a job without a GPU
 
 
 def gpus() -> list[Gpu]:
