@@ -1,4 +1,4 @@
-"""Run a model on single batches before training, to find batches that it cannot take and losses never finite."""
+"""Run a model on single batches before training, to find batches that it cannot take and losses that are not finite."""
 
 from __future__ import annotations
 
@@ -348,7 +348,7 @@ def _measured_whole(
 
 
 def check_finite(problem: Problem, trial: Trial, model: nn.Module, found: Mapping[str, float]) -> None:
-    """Raise Misfit if the training loss is finite on no batch, or the metric on no batch and for no model.
+    """Raise Misfit if no batch has a finite training loss, or if the metric is finite on no batch for any of 4 models.
 
     A loss may rightly be NaN for a batch whose targets are all ignored. A metric such as a correlation may be NaN for
     an untrained model that predicts the same for all examples. So models with random weights are tried, too.

@@ -231,7 +231,8 @@ class Problem(Findings):
     def note_roles(self, model: nn.Module, trial: Trial) -> None:
         """Store the roles of a full-size model's parameters on it, if its configuration has learning rates by role.
 
-        Roles are found by making the model narrower. If `model_fn` takes no width, this needs `example_input`.
+        Roles are found by making the model narrower. If `model_fn` takes no width ratio, this needs `example_input`;
+        before that is known, nothing is stored.
 
         Raises:
             NoRoles: If the model cannot be made narrower.
@@ -265,7 +266,7 @@ class Problem(Findings):
         return model
 
     def surrogate(self, trial: Trial, *, checked: bool = False) -> nn.Module:
-        """Build the trial's surrogate; if `checked`, check that its output has the shape of the full-size model's."""
+        """Build the trial's surrogate; if `checked`, check that its output has the shape of the full-size output."""
         width = self.settings.sweep.surrogate
         if width == 1:
             return self.target(trial)
