@@ -54,7 +54,7 @@ class Crowd:
         memory: Bytes for all pieces together. If a piece is expected to take more memory, it runs alone.
         cores: Number of cores for all pieces together.
         expected: The expected peak memory of each piece, in bytes.
-        took: Called with a piece's position and its measured peak, once it has ended by itself.
+        took: Called with a piece's position and its measured peak, once the piece has ended by itself.
         over: Asked repeatedly after the first piece has begun. Once it returns True, no further piece begins.
     """
 
@@ -93,9 +93,9 @@ def imap_forked(
 ) -> Iterator[tuple[int, Any]]:
     """Do each piece of work in a forked process; yield its position, and its result or `Died`, when it is done.
 
-    Pieces that still run when the caller stops the iteration are ended. Pieces that `crowd.over` keeps from beginning
-    are left out. If a piece raises DamagedCheckpoint, so does this function, because the trials that the piece trains
-    are not at fault.
+    Pieces that still run when the caller stops the iteration are ended. A piece that does not begin, because of
+    `crowd.over`, yields nothing. If a piece raises DamagedCheckpoint, so does this function, because the trials that
+    the piece trains are not at fault.
 
     Args:
         threads: Number of torch threads of each piece.
