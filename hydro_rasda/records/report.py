@@ -357,7 +357,7 @@ def dropped_lines(result: RunRecord) -> list[str]:
 
 
 def rungs(result: RunRecord) -> dict[HeatName, dict[int, int]]:
-    """Return `counts[heat][epoch]`: the number of trials that reached each epoch at which some trial stands."""
+    """Return `counts[heat][epoch]`, for each last epoch of a trial: the number of trials that reached this epoch."""
     found = {}
     for heat in HEAT_NAMES:
         reached = [epochs for record in result.trials if (epochs := in_heat(record, heat)[1])]
@@ -372,7 +372,7 @@ def live_trials(result: RunRecord) -> list[TrialRecord]:
 
 
 def live_line(result: RunRecord) -> str:
-    """Say which epoch each training full-size model has reached, and its last score.
+    """Say which epoch each full-size model in training has reached, and its last score.
 
     Empty if no full-size model has trained an epoch since its last checkpoint.
     """

@@ -45,7 +45,7 @@ class Best:
 
 
 def journal_of(record: RunRecord) -> Mapping[str, Unit]:
-    """Return the finished units of a run; an empty mapping if its folder is gone."""
+    """Return a run's finished units of work, from its journal; an empty mapping if its folder is gone."""
     path = Path(record.path) / JOURNAL
     try:
         found = path.stat()
