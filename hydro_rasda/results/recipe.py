@@ -42,7 +42,7 @@ from hydro_rasda.run.run_json import read_asked
 from hydro_rasda.settings.config import GLOBAL_BATCH, TuneConfig
 
 Form = Literal["tensors", "dataset", "loaders"]
-"""Form of training data."""
+"""The form in which `tune` received the training data."""
 
 
 def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> str:

@@ -110,8 +110,8 @@ def undecided_line(result: TuneResult) -> list[str]:
     The line is returned if both trained to the end, and if their scores differ by less than the standard error of the
     difference. That error is estimated from parts of the validation examples. If the estimate fails, the line says so.
     No line is returned where no estimate is made: for folds, loaders, metrics of the whole validation set, and models
-    of the user's `train` function. The same holds for validation sets with less than two examples in each part, or with
-    more than `MOST` examples.
+    of the user's `train` function. The same holds for validation sets with fewer than two examples in each part, or
+    with more than `MOST` examples.
     """
     problem, trials = result._problem, result.trials
     name = result.metric.removeprefix("val_")
