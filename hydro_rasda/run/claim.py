@@ -49,7 +49,7 @@ class Claim:
         FileNotFoundError: if there is no run and `resume` is "must".
         RuntimeError: if another process holds the folder.
         Unsafe: if a file of the run is a link, or not a regular file.
-        OSError: if the folder cannot be written or locked. FileExistsError if it exists despite `exclusive`.
+        OSError: if the folder cannot be written or locked. FileExistsError if it exists, but `exclusive` is True.
     """
 
     def __init__(self, path: Path, resume: str, exclusive: bool = False) -> None:

@@ -201,7 +201,10 @@ class Callback(Protocol):
     """
 
     def on_event(self, event: Event) -> None:
-        """Receive an event. It has happened, and the journal has recorded it."""
+        """Receive an event that has happened. The journal already has the trial, epoch or decision that it reports.
+
+        Only `EpochsTrained` comes before the journal has the epochs.
+        """
         ...
 
 

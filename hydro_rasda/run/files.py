@@ -37,7 +37,7 @@ class Unsafe(ValueError):
 
 
 def refuse_links(*paths: Path) -> None:
-    """Raise Unsafe for symbolic links, because the user who made a link may not own its target."""
+    """Raise Unsafe for symbolic links, because another user may have made a link to this user's files."""
     for path in paths:
         if path.is_symlink():
             told = f"{path} is a link to {os.readlink(path)}, and links in a run's folder are not followed"
@@ -70,7 +70,7 @@ def _refuse_shared(path: Path, found: os.stat_result, *links: os.stat_result) ->
     told = f"whoever can write to {path} can have this run execute code"
     trusting = f"set {TRUST}=1 if you trust them with your account"
     for each in (found, *links):
-        if os.getuid() not in (0, each.st_uid):  # root can be given any folder, as in containers
+        if os.getuid() not in (0, each.st_uid):  # root may use another user's folder, which is usual in containers
             raise Unsafe(f"{told}, and it belongs to another user ({each.st_uid}): choose another, or {trusting}")
     for writes, others, letter in ((stat.S_IWOTH, "all users", "go"), (stat.S_IWGRP, "its group", "g")):
         if found.st_mode & writes:

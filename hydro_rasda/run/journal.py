@@ -261,7 +261,8 @@ def read_messages(folder: Path) -> list[Message]:
     found = []
     with contextlib.suppress(OSError, Unsafe):
         for raw in read_file(folder / MESSAGES).splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError):  # an integer may be huge
+            # `float` raises OverflowError for a huge integer.
+            with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError):
                 line = parse_json(raw)
                 found.append(Message(float(line["seconds"]), str(line["text"])))
     return found

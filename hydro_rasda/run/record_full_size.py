@@ -177,7 +177,7 @@ def another_chance(run: Run, finalists: Iterable[int]) -> bool:
 
 
 def try_dropped_again(run: Run) -> None:
-    """Take back work that was dropped because the tuner's own process died of it; the sweep then decides anew.
+    """Take back the units of work that was dropped because the tuner's own process died of it. The sweep decides anew.
 
     Call this before the run's history reads any unit.
     """

@@ -54,7 +54,7 @@ class Run:
 
     def __post_init__(self) -> None:
         own_loop = self.problem.own_loop is not None
-        # A user's training function may read any key; so may a function that derives values.
+        # A user's training function, or a function that derives values, may read any key. Then none counts as unread.
         self.history = History(self.settings, own_loop, self.known, reads_any=own_loop or bool(derived(self.space)))
 
     @property

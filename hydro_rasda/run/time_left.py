@@ -144,7 +144,7 @@ class TimeLeft:
         self._now, self._at = part, seconds
 
     def advance(self, epochs: float, seconds: float) -> None:
-        """Count epochs as trained in the heat that began last."""
+        """Count epochs as trained in the heat that began last; `seconds` is the wall time of the run now."""
         if (part := self._parts.get(self._now)) is not None:
             part.spent += max(0.0, seconds - self._at)
             part.take(epochs)
