@@ -83,7 +83,7 @@ def trained_spans(units: Mapping[str, Unit]) -> Iterator[tuple[int, Unit]]:
 
 
 def is_forgotten(units: Mapping[str, Unit], number: int, unit: Unit) -> bool:
-    """Tell whether a unit belongs to a full-size training that began before the race, of a trial that did not enter."""
+    """Tell whether a unit is of a full-size training that began early, by a trial that has not entered the race."""
     entered = units[ENTERED].value if ENTERED in units else ()
     return bool((unit.value or {}).get("early")) and number not in entered
 
@@ -96,10 +96,10 @@ def refit_key(number: int, epoch: int) -> str:
 def run_end(history: History) -> RunEnd:
     """Tell how a run has ended, or that it is open. Results, command line and pages all use this function.
 
-    Once finalists are chosen, the last record of the race decides. The run has finished if the race is over for these
-    finalists, or if a score is good enough. It stays finished if samples that were added later did not change the
-    finalists. A run has also finished if its very last record says that a score is good enough. Otherwise, it is out of
-    time if its very last record ends the race.
+    Once finalists are chosen, the last record of the race decides. The run has finished if this record ends the race of
+    these finalists, or says that a score is good enough. It stays finished if samples that were added later did not
+    change the finalists. A run has also finished if its very last record says that a score is good enough. Otherwise,
+    it is out of time if its very last record ends the race.
     """
     chosen, last = history.at_full_size, history.last_of_race
     if chosen is not None and (is_race_over(history, chosen) or last.startswith(BY_SCORE)):
@@ -134,5 +134,5 @@ def score_that_ended(key: str) -> float | None:
 
 
 def is_race_over(history: History, finalists: Iterable[int]) -> bool:
-    """Tell whether the race has ended with these finalists, and none of them has trained since."""
+    """Tell whether the last record of the race says that it has ended with these finalists."""
     return history.last_of_race == DONE and history.over == sorted(finalists)

@@ -185,16 +185,17 @@ class History(Curves):
         race: The state of the race at full size, by which its rule decides.
         decisions: Number of decisions on trials of the sweep.
         entrants: The finalists that race each other, best first; None before the race begins.
-        early: Maps each trial that trained at full size before the race to the key and the unit of that training. The
-            rest of the history ignores it until the race begins. Then it counts if its trial enters the race.
+        early: Maps each trial that trained at full size before it entered the race to the key and the unit of that
+            training. The rest of the history ignores this training. It counts once the trial enters, and is dropped if
+            others enter instead.
         rungs: The decisions of the race so far: the milestone, and the move of each trial that was compared there.
         samples: `num_samples` of the call that decides the sweep; None before the first trial is admitted.
         finalists: The trials that the sweep chose; None until the sweep is over.
         middle_finalists: The trials that the middle heat chose among them; None until that heat is over.
         checkpoints: Maps each trial that trained at full size to the name of its last checkpoint.
         refits: Maps a trial to the checkpoint of its model that was trained once more, on the examples of all folds.
-        decided: True if a full-size trial continues after its last checkpoint, False if it stops there. A trial has no
-            entry before this decision.
+        decided: Maps a full-size trial to True if it continues after its last checkpoint, to False if it stops there or
+            has ended by itself. A trial has no entry before that is decided.
         live: Epochs at full size since the last checkpoint, by trial; see `is_live`.
         last: Key of the last unit.
         last_of_race: Key of the last unit of the race.
@@ -349,7 +350,10 @@ class History(Curves):
             self.checked[key] = unit.value
 
     def plan_middle(self, unit: Unit) -> None:
-        """Record the plan of the middle heat, or that there is no such heat, before any trial is admitted."""
+        """Set `middle` to the plan of the middle heat; to None if the unit says why there is no such heat.
+
+        This must come before any trial is admitted, because the states of the heats begin anew.
+        """
         self.middle = MiddlePlan(**unit.value) if isinstance(unit.value, dict) else None
         for heat in self.heats.values():
             heat.state = self.new_state(heat.name)
@@ -448,8 +452,8 @@ class History(Curves):
     def _arrive(self, heat: FusedHeat, numbers: Iterable[int]) -> None:
         """Let trials that have reached their milestones, in this call or in an earlier one, wait there for a decision.
 
-        An earlier call with fewer samples may have trained them beyond these milestones. The sweep's rule does not see
-        the epochs after a milestone.
+        Trials that failed or diverged wait there, too. An earlier call with fewer samples may have trained trials
+        beyond these milestones. The heat's rule does not see the epochs after a milestone.
         """
         by_place, name = self.settings.comparison.by_place, heat.name
         for number in numbers:

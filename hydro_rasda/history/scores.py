@@ -92,8 +92,8 @@ class Curves:
         A metric is NaN if it is missing, or if the trial had diverged.
 
         Args:
-            suffix: If the epoch also has a metric under its name with this suffix, that value is returned for it; see
-                `config.unaveraged`.
+            suffix: A suffix of metrics' names, see `config.unaveraged`. If the epoch has a metric under the name with
+                this suffix, too, that value is returned in place of the metric's own.
         """
         found: dict[str, float] = {**self.costs.get(number, {})}
         line = self.line_at(heat, number, epoch) or {}
@@ -186,7 +186,7 @@ def ended_early(history: Curves, number: int) -> bool:
 
 
 def places_at(history: Curves, stop: int, scores: Mapping[int, float]) -> dict[int, float]:
-    """Return the places of full-size trials at a milestone, in the order by all compared values; 0 is the best."""
+    """Return the places of full-size trials at a milestone, by all values that are compared; 0 is the best place."""
     values = {n: history.values_at("race", n, stop, suffix=unaveraged("")) for n in scores}
     return history.settings.comparison.places(
         {n: of | {history.settings.metric: scores[n]} for n, of in values.items()}
