@@ -97,7 +97,7 @@ class AdapterResult(LibraryResult):
     lora: LoraConfig
 
     def model(self) -> nn.Module:
-        """Return the base with the trained adapters at their own rank, as a `PeftModel` to save, merge or train."""
+        """Return the base with the trained adapters at their own rank: a `PeftModel` to save, merge or train more."""
         return trim_lora(self.best_model())
 
 

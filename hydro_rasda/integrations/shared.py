@@ -103,8 +103,8 @@ Collator = Callable[[list[Any]], Any]
 class TrainLoader:
     """`make_loader(batch_size)` for training.
 
-    The other library accumulates gradients over `parts` batches before an update. Here, one batch holds all of these
-    examples. If `drop_last` is True, a last part with fewer examples is left out. If `shuffle` is True, each epoch has
+    The other library accumulates gradients over `parts` batches before an update. Here, they are the parts of a single
+    batch. If `drop_last` is True, a last part with fewer examples is left out. If `shuffle` is True, each epoch has
     its own random order.
     """
 

@@ -46,7 +46,7 @@ class StepObjective:
         assert isinstance(model, LightningModule)
         part = "train" if model.training else "val"
         run: Any = model.training_step if model.training else model.validation_step
-        # Like Lightning, pass the batch's index only to a step that has an argument `batch_idx`.
+        # Like Lightning, pass the batch's index only to a step that has a second argument for it.
         index = (0,) if is_param_in_hook_signature(run, "batch_idx", min_args=2) else ()
         known = {"max_epochs": self.epochs, "training": model.training, "sanity_checking": False}
         with attached(model, run.__name__, **known), _recorded(model, part) as metrics, LossCalls() as calls:
@@ -60,8 +60,8 @@ class StepObjective:
         if "loss" not in metrics:
             got = f"{run.__name__}() returns {type(returned).__name__} and logs {sorted(metrics)}"
             raise ValueError(f"{got}, but must return the loss, or log it as '{part}_loss'")
-        # Weight the loss by the number of items that it averages. Only if that number is unknown, use `batch_size=` of
-        # `log`, which often counts examples instead.
+        # The loss is weighted by the "weight" that the step returns, or else by the number of items that it averages.
+        # If neither is known, use `batch_size=` of `log`, which often counts examples instead.
         logged = metrics.pop(LOSS_WEIGHT, None)
         calls.weigh(metrics, None, told=False)
         if logged is not None and WEIGHT not in metrics:

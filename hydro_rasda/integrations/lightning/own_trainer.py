@@ -33,7 +33,10 @@ _QUIET: dict[str, Any] = {
     "enable_model_summary": False,
     "num_sanity_val_steps": 0,
 }
-"""Arguments of each trial's trainer. They turn off its reports and files, because the run itself reports and saves."""
+"""Arguments of each trial's trainer. They turn off its reports and files, because the run itself reports and saves.
+
+They also turn off the check of a few validation batches before training.
+"""
 
 _LEFT_OUT = (ModelCheckpoint, LearningRateMonitor)
 """Callbacks that are left out: they save, or log to a logger, so a trainer with the arguments above refuses them."""
@@ -124,7 +127,7 @@ def _name(logged: str) -> str:
 
 @contextmanager
 def _no_news() -> Iterator[None]:
-    """Silence Lightning's messages about devices and checkpoints, which would appear whenever a trial resumes."""
+    """Silence Lightning's messages about devices and checkpoints, which would appear each time a trial resumes."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "pytorch_lightning")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

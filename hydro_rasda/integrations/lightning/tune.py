@@ -204,7 +204,7 @@ def _followed(
 
 
 def monitored(monitor: str) -> str:
-    """Return the run's name for a logged metric. The metric belongs to validation unless its name begins with "train".
+    """Return the run's name for a logged metric. It is one of validation unless it begins with "train_" or "train/".
 
     >>> monitored("val/acc"), monitored("acc"), monitored("train_loss")
     ('val_acc', 'val_acc', 'train_loss')
@@ -222,7 +222,7 @@ def _loaders_of(datamodule: LightningDataModule, *loaders: Any) -> tuple[Any, An
 
 
 def _constants(trainer: Trainer, loader: Any) -> dict[str, Any]:
-    """Return values for keys that the library needs and the space may lack. The module's optimizer replaces `lr`."""
+    """Return values for keys that the library reads and the space may lack. The module's optimizer replaces `lr`."""
     clip = trainer.gradient_clip_val or None
     return {"lr": 1.0, "batch_size": getattr(loader, "batch_size", None) or 1, "grad_clip": clip}
 
@@ -249,7 +249,10 @@ def _warn_of_replaced(
 
 
 def _called_with(module: LightningModule, objective: StepObjective, batch: Any) -> Any:
-    """Return the arguments with which a step calls the module, as a tuple or dict; ValueError if no step calls it."""
+    """Return the arguments, a tuple or dict, with which `validation_step` calls the module itself.
+
+    Raises ValueError if it makes no such call.
+    """
     calls: list[Any] = []
     handle = module.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs or args), with_kwargs=True)
     with handle, torch.no_grad():

@@ -40,7 +40,8 @@ _EACH_EPOCH: dict[str, Any] = {
     "report_to": [],
     "push_to_hub": False,
 }
-"""Training arguments of each trial. It evaluates after each epoch, and saves nothing, because the run itself saves."""
+"""Training arguments of each trial. Its trainer evaluates after each epoch. It reports and saves nothing, because the
+run itself does."""
 
 _WEIGHTS = (".safetensors", ".bin")
 
