@@ -196,7 +196,7 @@ def _part_of_shared(process: psutil.Process) -> float:
     """Return the bytes of a process, each page divided by the number of processes that have it."""
     try:
         told = re.search(r"^Pss: *(\d+) kB", Path(f"/proc/{process.pid}/smaps_rollup").read_text(), re.MULTILINE)
-    except OSError:  # the process has ended, or the kernel has no such file
+    except OSError:  # the process has ended, or its file is missing or not readable
         told = None
     return 1024.0 * int(told[1]) if told else _resident(process)
 

@@ -25,8 +25,10 @@ OUT_OF_MEMORY = (
     *("an't allocate memory", "annot allocate memory", "ailed to allocate memory", "ALLOC_FAILED", "ALLOCATION_FAILED"),
     *("cudaErrorMemoryAllocation", "Unable to find a valid cuDNN algorithm", "was unable to find an engine to execute"),
 )
-"""Texts that programs print if memory runs out. They include the texts of `fusion.evaluate.backoff`, which is not
-imported here because it imports torch."""
+"""Texts that programs print if memory runs out.
+
+Each text of `fusion.evaluate.backoff` contains one of them. That module is not imported here, because it imports torch.
+"""
 
 _BY_A_NEIGHBOUR = ("MPS client", "MPS server")
 """Words in CUDA's errors if a fault of one process ended all processes that shared its GPU through MPS."""
@@ -78,7 +80,7 @@ class Packer:
         if all(record.over for record in self._grid.records.values()):
             return False
         if not self.running:
-            time.sleep(LOOK_S)  # no job could start, because no device is listed at present: look again later
+            time.sleep(LOOK_S)  # no job could start, usually because no device is listed: look again later
             return True
         ready = wait([process.over for process in self.running.values()], LOOK_S)
         for process in [process for process in self.running.values() if process.over in ready]:
@@ -192,7 +194,7 @@ class Packer:
         if end is not None and end["exit"] == 0:
             measured = process.in_all(end) if process is not None else Estimate()
             self._estimates.learn(self._grid.tasks[name], measured)
-            # `end["memory"]` is memory of the machine. A job on a GPU does not get it as its memory.
+            # `end["memory"]` is memory of the machine, so it counts only for a job on cores, not for one on a GPU.
             on_cores = any(device.name == record.device and not device.gpu for device in self._listed())
             changed = {
                 "state": "complete",

@@ -107,7 +107,7 @@ def _check_words(words: Sequence[str]) -> None:
         rule = f"shorter than {LONGEST_WORD} bytes, as the kernel allows for one argument: write it to a file"
         require(length <= LONGEST_WORD, f"run[{i}]", word, rule)
         size += length + 8  # the kernel also stores the address of each argument, in 8 bytes
-    # The kernel accepts at most 6 MiB of arguments, even if the stack may be larger.
+    # The kernel accepts at most 6 MiB of arguments and environment, however large the stack may grow.
     most = (
         min(os.sysconf("SC_ARG_MAX"), 6 * 2**20)
         - ROOM
