@@ -268,7 +268,7 @@ def _surface(
     axis_y: Mapping[str, Any],
     places: Sequence[int],
 ) -> dict[str, Any]:
-    """Make a heat map of the average place around each grid point (Nadaraya-Watson), None at points without trials."""
+    """Make a heat map of the average place around each grid point (Nadaraya-Watson); None where no trial is near."""
     grid_x, far_x = _distances(across, axis_x)
     grid_y, far_y = _distances(up, axis_y)
     # Shape [y, x, trial]: the weight of a trial falls with its distance.
