@@ -1,4 +1,4 @@
-"""Run a model on single batches before training, to find batches that it cannot take and losses that are not finite."""
+"""Run a model on single batches before training: find batches that it cannot take, and losses that are never finite."""
 
 from __future__ import annotations
 
@@ -147,7 +147,9 @@ def _check_trained(model: nn.Module, objective: Objective, batch: Batch, loss: T
     """
     known = {id(tensor) for tensor in (*model.parameters(), *tree_leaves(batch))}
     others = [leaf for leaf in _leaves(loss) if id(leaf) not in known]
-    if others:  # a second call of the objective, which is rarely needed, tells which tensors it makes anew
+    if others:
+        # This is rare. Call the objective again, to find which tensors it makes anew. The tensors of the first call
+        # still exist, so no new tensor has the id of one of them.
         again = {id(leaf) for leaf in _leaves(objective(model, batch)["loss"])}
         others = [leaf for leaf in others if id(leaf) in again]
     if others:
@@ -348,10 +350,11 @@ def _measured_whole(
 
 
 def check_finite(problem: Problem, trial: Trial, model: nn.Module, found: Mapping[str, float]) -> None:
-    """Raise Misfit if no batch has a finite training loss, or if the metric is finite on no batch for any of 4 models.
+    """Raise Misfit if no batch gives a finite training loss, or if no model gives a finite metric on any batch.
 
-    A loss may rightly be NaN for a batch whose targets are all ignored. A metric such as a correlation may be NaN for
-    an untrained model that predicts the same for all examples. So models with random weights are tried, too.
+    A loss may rightly be NaN for a batch whose targets are all ignored, so up to `ASKED` batches are tried. A metric such
+    as a correlation may be NaN for an untrained model that predicts the same for all examples. So `RANDOM` models with
+    random weights are tried, too.
     """
     metric, loss = problem.settings.metric, found["train_loss"]
     if not (math.isfinite(loss) or _is_finite(problem, trial, model, "train_loss")):

@@ -13,7 +13,7 @@ from surrogate import parameter_roles
 from surrogate.widths import PLAN_ATTRIBUTE
 
 Roles = Mapping[str, str | None]
-"""Map the name of each trained parameter to its role, such as "hidden"; None if it has no role, like biases."""
+"""Map the name of each trained parameter to its role, such as "hidden"; None if it has no role, as a bias."""
 
 _KEYS = {f"lr.{role}": role for role in ("embedding", "hidden", "head")}
 _ATTRIBUTE = "lr_roles"

@@ -377,7 +377,8 @@ def check_metrics(metrics: object) -> None:
     check_dict("`objective`", metrics)
     assert isinstance(metrics, Mapping)
     if "loss" not in metrics:
-        named = sorted(name for name in metrics if not is_weight(name))  # without weights that the library added
+        # Leave out weights, because the library may have added them.
+        named = sorted(name for name in metrics if not is_weight(name))
         raise ValueError(f'`objective` returned {named}, but must return a "loss"')
     for name, value in metrics.items():
         if value.ndim:
