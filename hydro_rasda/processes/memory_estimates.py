@@ -29,8 +29,8 @@ _CHANGED = 0.05
 class Peaks:
     """Peak memory of one heat's trainings, by kind and number of models that train as one.
 
-    Trainings of one kind take equal memory; see `kind_of_group`. Measured peaks are kept for later runs. They are not
-    kept if memory is ample for all trainings at the same time, because no decision depends on them.
+    Trainings of one kind take equal memory; see `kind_of_group`. Measured and estimated peaks are kept for later runs.
+    They are not kept if memory is ample for all trainings at the same time, because then no decision depends on them.
     """
 
     def __init__(self, problem: Problem, heat: HeatName) -> None:
