@@ -240,7 +240,7 @@ class NotebookProgress(Progress):
         super().conclude(result)
 
     def _draw(self) -> None:
-        from IPython.display import display  # imported here, because only a notebook surely has IPython
+        from IPython.display import display  # imported here, because IPython may be missing outside notebooks
 
         self._drawn = time.monotonic()
         if self._handle is None:

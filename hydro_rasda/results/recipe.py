@@ -60,7 +60,7 @@ def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> 
         raise _cannot(
             number, f"it is {models} models, whose mean counts; `race=RaceConfig(refit=True)` makes one of the winner"
         )
-    # With folds, the winner trains once more on all examples, from its initial weights. No epoch comes from the sweep.
+    # With folds, the winner trains once more on all examples, from its initial weights. Then no epoch is the sweep's.
     swept = 0 if once_more else swept_epochs(found, settings.sweep.surrogate)
     _check_own_weights(number, swept, Store.read(record.path).units())
     workers = _workers(found)
