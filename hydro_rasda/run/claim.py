@@ -70,7 +70,7 @@ class Claim:
                 self._made = [made for made in self._made if made.name != LOCK]
             self._undo()
             raise
-        # Look for files only now that this process holds the lock. Before, another process may have written them.
+        # Look for files only now that this process holds the lock. Before, another process may have been writing.
         self.counts = spec.exists()
         self._made[:0] = [made for name in (SPEC, *RESULTS) if not (made := path / name).exists()]
         try:

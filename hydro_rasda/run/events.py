@@ -201,9 +201,9 @@ class Callback(Protocol):
     """
 
     def on_event(self, event: Event) -> None:
-        """Receive an event that has happened. The journal already has the trial, epoch or decision that it reports.
+        """Receive an event that has happened. The journal already has the trials and epochs that it reports.
 
-        Only `EpochsTrained` comes before the journal has the epochs.
+        Only `EpochsTrained` and `CheckpointSaved` come before the journal has their epochs.
         """
         ...
 

@@ -301,7 +301,7 @@ def naming(path: Path, hint: str = _GOES_ON) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        # While torch writes a file, it raises a RuntimeError that has the system's error as its context.
+        # If torch cannot write a file, it may raise a RuntimeError that has the system's error as its context.
         cause = error if isinstance(error, OSError) else error.__context__
         if not isinstance(cause, OSError):
             raise

@@ -58,7 +58,7 @@ def hear(run: Run, epochs: int, metrics: Mapping[str, Iterable[float]], told: Se
         metrics: Metrics after the last of these epochs, by name: one value for each trial that trains as one.
         told: The epochs of full-size models in the report.
     """
-    # Do not announce epochs of trials that began at full size before the race, because no heat counts them yet.
+    # Do not announce epochs of trials that have not entered the race yet, because no heat counts them.
     if not told or any(number in run.history.race.trials for number, *_ in told):
         run.advance(epochs, run.note(metrics))
     for number in dict.fromkeys(number for number, *_ in told):
@@ -76,8 +76,8 @@ def _record_live(run: Run, number: int, trained: Sequence[tuple[int, Mapping[str
     while run.store.done(key):
         key += "/again"
     lines = _new_lines(run, number, metric_lines("race", number, trained))
-    # Suppress an OSError, because training is in progress, which would take it for an error of the trial. Recording the
-    # next unit raises it again.
+    # Suppress an OSError: raised here, within training, it could be taken for an error of the trial. Recording the next
+    # unit raises it again.
     with contextlib.suppress(OSError):
         run.record(key, Unit(None, lines))
 
@@ -177,9 +177,9 @@ def another_chance(run: Run, finalists: Iterable[int]) -> bool:
 
 
 def try_dropped_again(run: Run) -> None:
-    """Take back the units of work that was dropped because the tuner's own process died of it. The sweep decides anew.
+    """Take back units that record work as dropped because the tuner's own process died of it.
 
-    Call this before the run's history reads any unit.
+    Then the sweep decides anew. Call this before the run's history reads any unit.
     """
     units = run.store.units()
 

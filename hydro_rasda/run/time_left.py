@@ -108,7 +108,7 @@ class _PartLeft:
     def left(self, lanes: int) -> float:
         """Return the seconds of the remaining pieces; NaN if they are not foreseen and too few reports have come.
 
-        `lanes` is the number of models that train at the same time. One report for each of them is enough.
+        `lanes` is the number of models that train at the same time. That many reports are enough.
         """
         if not self.pieces:
             return 0.0
