@@ -352,9 +352,9 @@ def _measured_whole(
 def check_finite(problem: Problem, trial: Trial, model: nn.Module, found: Mapping[str, float]) -> None:
     """Raise Misfit if no batch gives a finite training loss, or if no model gives a finite metric on any batch.
 
-    A loss may rightly be NaN for a batch whose targets are all ignored, so up to `ASKED` batches are tried. A metric such
-    as a correlation may be NaN for an untrained model that predicts the same for all examples. So `RANDOM` models with
-    random weights are tried, too.
+    A loss may rightly be NaN for a batch whose targets are all ignored, so up to `ASKED` batches are tried. A metric
+    such as a correlation may be NaN for an untrained model that predicts the same for all examples. So `RANDOM` models
+    with random weights are tried, too.
     """
     metric, loss = problem.settings.metric, found["train_loss"]
     if not (math.isfinite(loss) or _is_finite(problem, trial, model, "train_loss")):
