@@ -20,8 +20,8 @@ class WorkerNumbers:
     """The numbers of workers of a run's full-size trials.
 
     Args:
-        grows: True if trials grow even if `race.workers` is 1 and `race.max_workers` is None; False if they then keep
-            one worker.
+        grows: Decides if `race.workers` is 1 and `race.max_workers` is None. True: trials grow all the same. False:
+            trials keep one worker.
 
     Attributes:
         asked: True if trials may have several workers.
@@ -79,7 +79,7 @@ class WorkerNumbers:
 def nearest(nodes: Mapping[int, str], count: int) -> list[int]:
     """Choose `count` devices on as few nodes as possible.
 
-    Among single nodes that suffice, choose the one with the fewest idle devices. `nodes` maps each idle device to its
+    If single nodes suffice, choose the one of these with the fewest idle devices. `nodes` maps each idle device to its
     node.
 
     >>> nodes = {0: "a", 1: "a", 2: "a", 3: "b", 4: "b", 5: "c"}
