@@ -84,7 +84,7 @@ class TrialLogger:
         return math.inf
 
     def open(self, trial: Logged) -> None:
-        """Prepare to log or close a trial. Called before its first epoch in this process, and after each `close`."""
+        """Prepare to log or close a trial: before its first epoch in this process, and if a closed trial continues."""
 
     def log(self, trial: Logged, heat: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
         """Log an epoch of a trial in the heat "sweep", "middle" or "race".
@@ -167,7 +167,7 @@ class CSVLogger(TrialLogger):
 
     def begin(self, event: RunBegan) -> None:
         self._path = event.path / "metrics.csv" if self._asked is None else Path(self._asked).expanduser()
-        if self._asked is not None:  # `append_to` refuses links, but the user may give one
+        if self._asked is not None:  # `append_to` would refuse a link
             self._path = self._path.resolve()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._run, self._logged = unique_name(event.path), {}

@@ -204,7 +204,7 @@ class DevicePool:
         return [number for number, device in self._devices.items() if device.answer is None and number not in held]
 
     def _has_ranks(self, task: Task) -> bool:
-        """Return whether ranks train a task's full-size trial, even if it is a single rank."""
+        """Return whether a task's full-size trial trains on ranks (perhaps only one), not as a whole on one device."""
         return task.is_full_size and self._workers.asked and self._capacity() > 1
 
     def _most(self, number: int, task: Task | None) -> int:

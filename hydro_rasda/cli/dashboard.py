@@ -73,7 +73,7 @@ class Runs:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).expanduser().absolute()
         self._read: dict[str, tuple[Stamp, RunRecord | Unreadable]] = {}
-        self._followers: dict[str, Follower] = {}  # of runs that have not ended
+        self._followers: dict[str, Follower] = {}  # only for runs that have not ended
         self._made: dict[tuple[str, ...], _Made] = {}
         self._locks: defaultdict[str, Lock] = defaultdict(Lock)
         self._stamps: dict[str, Stamp] = {}

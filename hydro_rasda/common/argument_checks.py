@@ -97,7 +97,7 @@ def check_function(name: str, value: object, *counts: int, rule: str, or_class: 
         holds = holds and any(binds(signature, count) for count in counts)
     except TypeError:
         holds = False
-    except ValueError:  # without a signature, as in C, the arguments cannot be counted
+    except ValueError:  # a function written in C may lack a signature: then do not count its arguments
         holds = holds and not isinstance(value, type)
     require(holds, name, value, rule)
 

@@ -340,7 +340,8 @@ def _kind(data: object) -> str:
 
 def _tensor(data: Any, argument: str) -> Tensor:
     if isinstance(data, np.ndarray) and (min(data.strides, default=0) < 0 or not data.dtype.isnative):
-        data = np.ascontiguousarray(data, data.dtype.newbyteorder("="))  # torch accepts no such array
+        # torch refuses arrays with negative strides, or with the byte order of other machines.
+        data = np.ascontiguousarray(data, data.dtype.newbyteorder("="))
     try:
         with warnings.catch_warnings():
             # The warning is about writing to such an array, but the library never writes to data.

@@ -53,7 +53,7 @@ class Costs:
         problem = self._run.problem
         try:
             costs = model_costs(replace(problem, model_fn=notes.taken_by(problem.model_fn)), trial, self._names)
-        except (Exception, SystemExit):  # it fails, or keeps its configuration, so that its reads are unknown
+        except (Exception, SystemExit):  # the model fails, or keeps its configuration: its reads are unknown
             return self._alone(trial)
         if (reads := notes.of(config)) is not None:
             self._known.append((batches, reads, costs))

@@ -211,7 +211,8 @@ def hand_over(run: Run, finalists: Sequence[int]) -> None:
     Args:
         run: A run whose sweep is over or out of time. If it is out of time, its checkpoints stay for a call with more
             time.
-        finalists: The finalists. Those that have trained at full size for as long as in the sweep keep that training.
+        finalists: The finalists. A finalist that has trained at full size for as long as in the sweep keeps that
+            training.
     """
     if run.problem.goes_on:
         for number in finalists:

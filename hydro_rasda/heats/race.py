@@ -85,7 +85,7 @@ class Race(Heat):
         self.under_way &= {*finalists}  # forget trials that began early but did not enter
         was_over = is_race_over(history, finalists)
         if not was_over:
-            for over in ("sweep", "transfer check", "middle"):  # no work is left, even if the time budget ended them
+            for over in ("sweep", "transfer check", "middle"):  # these parts are over, perhaps because time ran out
                 run.time_left.plan(over, [])
         self._tell_rungs(recalled=True, said=not was_over)
         if self.state.training:
@@ -192,7 +192,7 @@ class Race(Heat):
         """Return words that say that a trial leads at a milestone, with its best score up to there."""
         history, settings = self._run.history, self._run.settings
         epoch, score = history.best.get(number, (stop, history.score_at(self.name, number, stop)))
-        if epoch > stop:  # a later epoch: a resumed run tells of an earlier decision again
+        if epoch > stop:  # it came later: a resumed run tells again of an earlier decision
             curve = {at: value for at, value in history.curve(self.name, number).items() if at <= stop}
             epoch = kept_epoch(curve, settings.mode)
             score = curve.get(epoch, math.nan)

@@ -219,8 +219,8 @@ class Sweep(SurrogateHeat):
             self._first_rung_is_over = True
             if is_undecided := bool(run.history.finalists is None and state.waiting_at(first_rung[1])):
                 warn_of_chance(run, *first_rung)
-            # Trials that became copies have other configurations than those that were scored, so these cannot be
-            # compared.
+            # Trials that became copies no longer have the configurations that were scored, so the check cannot compare
+            # them.
             copied = any(part.copy_of is not None for trial in state.trials.values() for part in trial.intervals)
             if run.settings.sweep.check_transfer and (is_undecided or not copied):
                 check_transfer(run, *first_rung, self._devices, self.take)

@@ -38,7 +38,7 @@ from hydro_rasda.processes.temporary_folders import lives, remove_left
 IDLE_S = 60.0
 _TICK_MS = 1000
 _SILENT_S = 5.0
-"""If the client that sends a function is silent for this number of seconds, the next client with it must send it."""
+"""If the client that sends a function is silent for this number of seconds, another client must send the function."""
 _KEPT_PAYLOADS = 2
 
 
@@ -87,7 +87,7 @@ class _ForkServer:
         for pid in self._ranks:
             os.kill(pid, signal.SIGKILL)
         if not lives(self._guardian):
-            time.sleep(_TICK_MS / 1000)  # until the trials' actors have ended, a little after the guardian
+            time.sleep(_TICK_MS / 1000)  # wait for the trials' actors, which end soon after the guardian
         remove_left()
 
     def _accept(self) -> None:

@@ -48,7 +48,7 @@ class RankWorker(Worker):
         A rank does not know which metric decides. So the first report of any metric at or after a milestone is saved.
         """
         iteration, every, at = self.iteration + 1, self._job["checkpoint_every"], self._job["milestones"]
-        named, name = flat(metrics), self._job["time_attr"]  # with names as in Ray's schedulers, such as "val/loss"
+        named, name = flat(metrics), self._job["time_attr"]  # nested names as in Ray's schedulers: "val/loss"
         # Tune adds "training_iteration" later, so count it here.
         t = named.get(name, iteration if name == "training_iteration" else None)
         safety = every is not None and iteration % every == 0
@@ -75,7 +75,7 @@ class RankWorker(Worker):
         path = os.path.join(folder, CHECKPOINT_FILE)
         try:
             torch.save({**self.saved(state), "reported": self._reported, "workers": self._workers}, path)
-        except (OSError, RuntimeError) as error:  # the message says how much space is left; torch's does not
+        except (OSError, RuntimeError) as error:  # torch's message does not mention the disk, so add its space
             free = shutil.disk_usage(folder).free // 2**20
             raise OSError(f"{path} could not be written, and its disk has {free} MiB left: {error}") from error
         return folder
