@@ -320,7 +320,7 @@ def _run(
 def _heats_on_surrogates(
     run: Run, search: Search, devices: Devices, asked: SweepRule | str, race: Race
 ) -> tuple[Sweep, MiddleHeat | None]:
-    """Return the sweep and the middle heat, which is None if the run has none. The last of them gets `race`."""
+    """Return the sweep and the middle heat (or None). The last of these heats gets `race`, which it may begin early."""
     rule = None if isinstance(asked, str) else asked
     if (plan := run.history.middle) is None:
         return Sweep(run, search, devices, rule, race), None

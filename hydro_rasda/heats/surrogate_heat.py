@@ -104,8 +104,8 @@ class SurrogateHeat(Heat):
     def _begin_good_enough(self) -> None:
         """Let trials train at full size at once if their surrogates have reached `stop_at`.
 
-        If the full-size model is as good, too, the run ends. So it may save the rest of the heat, which would cost more
-        than this training.
+        If the full-size model is as good, too, the run ends. So this training may save the rest of the heat, which
+        would cost more.
         """
         run = self._run
         for number in self._race.begin_early(self._good_enough or (), beside=1) if self._race is not None else ():
