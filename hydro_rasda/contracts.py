@@ -24,8 +24,8 @@ class Span:
     """The epochs of a training that one task covers.
 
     Attributes:
-        start: Number of epochs that are trained when the task begins.
-        stop: Number of epochs that are trained when the task ends. It includes the first `start` epochs.
+        start: Number of epochs that were trained before the task.
+        stop: Number of epochs that have been trained once the task is done, the first `start` epochs included.
     """
 
     start: int

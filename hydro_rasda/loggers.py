@@ -84,7 +84,7 @@ class TrialLogger:
         return math.inf
 
     def open(self, trial: Logged) -> None:
-        """Prepare to log or close a trial: before its first epoch in this process, and if a closed trial continues."""
+        """Prepare a trial that is about to be logged or closed. A closed trial that continues is opened again."""
 
     def log(self, trial: Logged, heat: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
         """Log an epoch of a trial in the heat "sweep", "middle" or "race".

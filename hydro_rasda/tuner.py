@@ -154,9 +154,9 @@ def tune(
         stop_at: A score of `metric` that is good enough: once a full-size model reaches it, training ends. A model of a
             sweep at full width counts, too, if its checkpoint holds the weights of that epoch, as with `train`. If a
             surrogate reaches it, its trial trains at full size at once, up to the race's first milestone, and the other
-            trials wait. In the race, finalists whose epochs are far cheaper than those of others then train first. The
-            same call with a better score, or None, resumes the run. It must be None for a list of metrics, or if a
-            trained metric has a bound.
+            trials wait. In the race, finalists whose epochs are far cheaper than those of others train first. The same
+            call with a better score, or None, resumes the run. It must be None for a list of metrics, or if a trained
+            metric has a bound.
         sweep: How the sweep tries configurations; see `SweepConfig`.
         race: How the finalists train at full size; see `RaceConfig`.
         backend: "local" for all devices of this machine, as `LocalBackend()`; "ray" for all devices of a Ray cluster,
@@ -349,7 +349,7 @@ def _shown() -> Progress:
 
 
 def _announce(run: Run, ready: Ready) -> None:
-    """Tell callbacks that a run begins, and its recorded events. Print the messages of the dry run."""
+    """Notify callbacks that a run begins, then of its recorded events. Print the messages of the dry run."""
     settings, store = ready.settings, run.store
     run.notify(RunBegan, path=store.path, metric=settings.metric, mode=settings.mode, settings=determining(settings))
     run.notify_recalled()

@@ -112,8 +112,8 @@ class LocalDevice:
 
     def idle(self, task: Task | None = None) -> Sequence[int]:
         beside = task is not None and all(one.is_full_size for one in (task, *self._tasks))
-        # Full-size models begin together, on as many cores. But the user's own trainings may differ in length, so
-        # accept any number: each begins as soon as another one has ended.
+        # Full-size models begin together, at most one on each core. But the user's own trainings may differ in length,
+        # so accept any number: each begins as soon as a core is free.
         most = 1 if not beside else math.inf if self._problem.is_own("race") else self._device.cores
         return [0] if self._training is None and len(self._tasks) < most else []
 
@@ -148,7 +148,7 @@ class LocalDevice:
         self._left.update(task.members)
 
     def finished(self) -> Sequence[Finished]:
-        """Return the next task, or part of a task, that is done; an empty list if no other task will begin."""
+        """Return the next task, or part of a task, that is done; an empty list if the others will not begin."""
         if self._training is None:
             self._training = self._device.train(list(self._tasks), self._work(self._tasks[0].heat))
         finished = next(self._training, None)

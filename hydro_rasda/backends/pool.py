@@ -241,7 +241,7 @@ class DevicePool:
         except DeviceDied:
             lost = self._is_lost(device)
             self._replace(device)
-            # If measuring groups killed the process, assume that these trials train best one by one.
+            # If the process died or hung while it measured groups, let its trials train one by one.
             return {} if lost else dict.fromkeys(kinds, Widths(1, assumed=True))
         return found
 
@@ -392,7 +392,7 @@ class DevicePool:
         if work.meeting is not None:
             self._end_meeting(work.meeting)
         for number in work.devices:
-            if failed:  # the process has died, or waits for a rank that has failed
+            if failed:  # the process may be dead, or may wait for another rank that has failed
                 self._replace(number)
             else:
                 self._devices[number].work = None

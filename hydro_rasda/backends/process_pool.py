@@ -171,7 +171,7 @@ class _Process:
         # Pass on `sys.path`, because the script may have added to it.
         environment = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(sys.path)}
         command = [sys.executable, "-c", _SERVE.format(theirs.fileno(), os.getpid())]
-        # In its own session, the process gets no Ctrl-C, and the tuner ends it.
+        # In its own session, the process gets no Ctrl-C. The tuner ends it instead.
         self._popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True)
         theirs.close()
         self._send("open", problem, str(where), threads, share)

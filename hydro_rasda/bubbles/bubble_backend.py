@@ -135,7 +135,7 @@ class _Visitor:
 
 
 class BubbleDevices:
-    """Gives each guest a piece to train, a group or a full-size model. If the guest leaves, another one trains it."""
+    """Gives each guest a piece to train, a group or a full-size model. If it leaves, the next guest goes on."""
 
     def __init__(self, run: Run, source: Path, problem: Path, groups: int, checkpoint_s: float) -> None:
         self._run, self._source, self._problem = run, source, problem
@@ -170,7 +170,7 @@ class BubbleDevices:
         return bool(self._under_way)
 
     def _in_vain(self, heat: HeatName) -> bool:
-        """Return whether training must be given up: time is over, and no guest is there to train the last epoch."""
+        """Return whether training must be given up: time is over, and no guest has come to train one more epoch."""
         had_time = time.monotonic() - self._opened > ARRIVAL_S
         return not self._visitors and had_time and self._run.out_of_time(heat)
 
@@ -195,7 +195,7 @@ class BubbleDevices:
             works: list[GroupWork | TargetWork] = [TargetWork(self._run, task, max(1, self._groups // task.beside))]
         else:
             parts = task.parts()
-            threads = max(1, self._groups // len(parts))  # the number that `DeviceTrainer` would use
+            threads = max(1, self._groups // len(parts))  # as many as `DeviceTrainer` uses if memory suffices
             works = [GroupWork(self._run, part, threads) for part in parts]
         self._under_way.append(_UnderWay(task, works, time.monotonic()))
         for work in works:

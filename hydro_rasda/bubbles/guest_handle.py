@@ -89,7 +89,7 @@ class GuestProcess:
         self.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        # The signal reaches no other process, because the kernel keeps the pid until `over` or `end` has waited for it.
+        # The signal reaches no other process: the kernel keeps the pid until this process has waited for the guest.
         if self._popen.returncode is None:
             os.kill(self._popen.pid, number)
 

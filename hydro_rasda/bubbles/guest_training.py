@@ -86,7 +86,7 @@ def _opened(
         torch.cuda.set_device(where)
         free, total = torch.cuda.mem_get_info(where)
         torch.cuda.set_per_process_memory_fraction(0.8 * free / total, where)
-        # A stream of a GPU's lowest priority. Under MPS, kernels of the host with a higher priority run first.
+        # Use a stream of the lowest priority: under MPS, kernels of the host that have a higher priority run first.
         torch.cuda.set_stream(torch.cuda.Stream(where, priority=0))
     if not preempt:
         if given.own_loop is not None:
@@ -96,5 +96,6 @@ def _opened(
             )
         # Record no graph: it would not call the objective, so that no quantum would begin.
         given = replace(given, objective=Quanta(page, where).objective(given.objective)).with_settings(graph=False)
-    # With 1, one group trains at a time, because the other cores belong to other ranks. `train_piece` sets the threads.
+    # With one thread, one group trains at a time, because the other cores belong to other ranks. `train_piece` sets the
+    # number of threads in which that group computes.
     return GuestTrainer(given, where, 1, notify, lambda: page.leaving)

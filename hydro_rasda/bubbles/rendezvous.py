@@ -1,4 +1,4 @@
-"""Guests find their sweep by a file in a folder that both see. Needs no torch.
+"""Guests find their sweep by a file, in a folder that guests and tuner both see. Needs no torch.
 
 ::
 

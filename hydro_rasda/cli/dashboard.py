@@ -99,7 +99,7 @@ class Runs:
         return [(name, self._record(name, stamps[name]), stamps[name][1] / 1e9) for name in latest]
 
     def _record(self, name: str, stamp: Stamp) -> RunRecord | Unreadable:
-        # Not the lock of the run's page, because the list must not wait for figures.
+        # Not the lock of the run's page, because the list must not wait until the page is made.
         with self._locks[f"{name}/record"]:
             if name not in self._read or self._read[name][0] != stamp:
                 follower = self._followers.pop(name, None) or Follower(self._path(name))
@@ -319,9 +319,9 @@ async def _guarded(
 
 
 async def _changes(request: Any, runs: Runs, names: Sequence[str]) -> AsyncIterator[str]:
-    """Yield a line at once, because the reader's page may be old, and another line whenever a run changes.
+    """Yield a line at once, because the reader's page may be old, and another line whenever one of the runs changes.
 
-    If `names` is empty, a change of any run counts.
+    `names` are the runs that count. If it is empty, all runs count.
     """
     seen: Any = ()
     until = time.monotonic() + STREAM_SECONDS

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def print_best(path: str, style: str, trial: int | None, export: str | None, recipe: bool = False) -> bool:
-    """Print the configuration or recipe of a trial; None for the best. Return False if no trial has a score yet."""
+    """Print the configuration or recipe of a trial. None is the best; then return False if no trial has a score yet."""
     record = read_record(path)
     if trial is None and best_score(record)[1] is None:
         return False

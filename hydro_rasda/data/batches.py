@@ -43,7 +43,7 @@ class Shard:
 
         Args:
             examples: Size of the global batch, >= 1.
-            least: A rank gets at least this number of examples, or none, if the batch has enough. BatchNorm needs 2.
+            least: If the batch has this number of examples, a rank gets at least as many, or none. BatchNorm needs 2.
 
         >>> [Shard(rank, 4).part(5, least=2).examples for rank in range(4)]
         [3, 2, 0, 0]

@@ -271,7 +271,7 @@ class LoaderBatches:
 def _length(loader: Iterable[Batch]) -> int | None:
     try:
         return len(loader)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):  # `DataLoader` has `__len__`, which raises for an iterable dataset
+    except (TypeError, NotImplementedError):  # for example, an iterable dataset lacks a length
         return None
 
 

@@ -24,7 +24,7 @@ EXAMPLES = 10_000
 """Number of training examples from which the constant is computed. They give a class frequency to about 0.01."""
 
 RELATIVE_MARGIN = 0.01
-"""Margin of a loss, relative to the loss of the constant. Noise cancels, because trials see the same examples.
+"""Margin of a loss, relative to the loss of the constant. Noise cancels, because both have the same examples.
 
 A trial within the margin improves on the constant's loss by less than a hundredth. With the squared error, R squared is
 then below 0.01.
@@ -32,7 +32,7 @@ then below 0.01.
 
 
 _OTHER_OUTPUTS = AttributeError, IndexError, KeyError, TypeError, ValueError
-"""Errors of a loss that refuses a constant: it does not accept a tensor with a column for each class of the data."""
+"""Errors of a loss that refuses a constant: it expects another output than one tensor with a column for each class."""
 
 
 @dataclass(frozen=True)

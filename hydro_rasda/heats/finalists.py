@@ -69,7 +69,7 @@ def finalists_of_rule(
 
 
 def finalists_in_time(run: Run, search: Search, copies: Collection[int] = ()) -> list[int]:
-    """Choose finalists if the time budget ended the sweep: the trials that trained longest, and among these the best.
+    """Choose finalists if the time budget ended the sweep. Longer trained trials come first; in a tie, better ones.
 
     Args:
         copies: Trials that were to continue as copies of others. They are left out, because none of them has trained

@@ -200,7 +200,7 @@ class Dispatcher:
         cores, beside, state = self._devices.cores(device), 1, self._heat.state
         if run.problem.is_own("sweep"):
             beside = len(state.scores.get(span.stop, ())) + len(state.training_to(span.stop))
-            if cores > 1:  # the device gets all trials; each core trains one after another
+            if cores > 1:  # let the device take more trials than it has cores; each core trains one after another
                 cores = max(cores, sum(map(len, of_kind.values())))
         groups = [
             replace(group, compiled=True) if self._is_compiled(group, waiting[group.kind], span) else group
@@ -280,7 +280,7 @@ class Dispatcher:
             for kind, widths in planned.items():
                 if not widths.assumed or seconds < MEASURING * left:
                     run.record(names[kind], Unit(asdict(widths), [], seconds / len(trials)))
-                else:  # not recorded: the time budget may have cut the measuring short, so the next call goes on
+                else:  # not recorded: time may have cut the measuring short, so the next call measures again
                     self._widths[machine, kind] = widths
             if device not in self._devices.idle():
                 raise _DeviceEnded

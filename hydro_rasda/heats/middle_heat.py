@@ -195,7 +195,7 @@ class MiddleHeat(SurrogateHeat):
         return finalists
 
     def _ended_in_time(self, swept: Sequence[int]) -> list[int]:
-        """Choose finalists if the time budget ended the heat: the longest trained trials, and among these the best."""
+        """Choose finalists if time ended the heat. Longer trained trials come first; in a tie, better ones."""
         run, heat = self._run, self.name
         run.end_by_time("sweep")
         run.say("the share of `time_budget_s` for surrogates is spent: the best of the middle heat so far go on")

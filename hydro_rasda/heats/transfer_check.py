@@ -89,6 +89,6 @@ def _unit(run: Run, finished: Finished) -> Unit:
     if outcome.error is not None:
         line = {"event": "check failed", "trial": task.number, "error": shortened(outcome.error)}
         return Unit(None, [line], outcome.seconds)
-    # This is an epoch before the check's last one if the training ended by itself, or reached `stop_at`.
+    # This may be an epoch before the check's last one: a training may end by itself, diverge, or reach `stop_at`.
     _, metrics = outcome.epochs[-1]
     return Unit(None if _diverged(metrics) else metrics[run.settings.metric], [], outcome.seconds)

@@ -297,7 +297,7 @@ def _start_ray(address: str | None) -> None:
         return
     try:
         host, _, port = address.rpartition(":")
-        if host and port.isdecimal():  # fail at once if nothing answers; Ray would try for minutes
+        if host and port.isdecimal():  # fail within `_ANSWER_S`; Ray would try for minutes
             socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
         ray.init(address=address, **options)
     except OSError as error:

@@ -144,7 +144,7 @@ class _ForkServer:
             if pid == 0:
                 self._become_rank(connection, streams, payload, job)
             self._ranks[pid], connection, of_rank = connection, None, True
-            self._poll.register(fd, 0)  # 0: report only POLLHUP, which no mask excludes
+            self._poll.register(fd, 0)  # 0: report only hang-ups and errors, which poll always reports
         finally:
             for stream in streams:
                 os.close(stream)

@@ -99,7 +99,7 @@ class RankActors:
 
 
 def actor_options(bundle: Mapping[str, float]) -> dict[str, Any]:
-    """Return a bundle's resources as arguments for a new Ray actor. CPUs, GPUs and memory have arguments."""
+    """Return a bundle's resources as arguments for a new Ray actor. CPUs, GPUs and memory have their own arguments."""
     named = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}
     if "memory" in bundle:
         named["memory"] = bundle["memory"]

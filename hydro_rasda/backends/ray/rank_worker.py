@@ -38,14 +38,14 @@ class RankWorker(Worker):
         self._due = False
 
     def report(self, metrics: Mapping[str, Any], state: Saving = None, *, final: bool = False) -> None:
-        # Only the names of metrics decide whether to save, because they are the same on all ranks, unlike the values.
+        # All ranks must decide alike. So the names of metrics and the time decide whether to save, not other values.
         self._due = isinstance(metrics, Mapping) and self._saves_at(metrics)
         super().report(metrics, state, final=final)
 
     def _saves_at(self, metrics: Mapping[str, Any]) -> bool:
         """Return whether this report needs a checkpoint: the trial may pause or end here, or saves for safety.
 
-        A rank does not know which metric decides. So the first report of any metric at or after a milestone is saved.
+        A rank does not know which metric decides. So the first report of each metric at or after a milestone is saved.
         """
         iteration, every, at = self.iteration + 1, self._job["checkpoint_every"], self._job["milestones"]
         named, name = flat(metrics), self._job["time_attr"]  # nested names as in Ray's schedulers: "val/loss"

@@ -81,7 +81,7 @@ def read_journal(folder: str) -> list[JournalEntry]:
 
 
 def _parsed(text: str) -> list[JournalEntry]:
-    """Return the entries of whole lines. The last line may be half, if a process was killed or is writing now."""
+    """Return the entries of whole lines. The last line is incomplete if a process was killed, or writes now."""
     return [JournalEntry(**json.loads(line)) for line in text.rpartition("\n")[0].splitlines()]
 
 
@@ -170,6 +170,6 @@ class RungHistory:
             return []
         entries = _parsed(text)
         if text.rpartition("\n")[2]:
-            # Cut off the half line at the end, because the next entry would be appended to it.
+            # Cut off the incomplete line at the end, because the next entry would be appended to it.
             self._write(entries)
         return entries

@@ -20,7 +20,7 @@ from hydro_rasda.backends.ray.ray_private_names import training_function
 _GET_CHECKPOINT = "get_checkpoint"
 _MOST_FUNCTIONS = 1000
 _LIBRARIES = ("ray.", "torch.")
-"""Prefixes of libraries' modules. In these, only closures are followed: Ray puts a training function in one."""
+"""Prefixes of libraries' modules. Only closures of their functions are followed: Ray wraps a training function."""
 
 
 @cache
