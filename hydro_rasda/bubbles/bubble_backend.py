@@ -135,7 +135,7 @@ class _Visitor:
 
 
 class BubbleDevices:
-    """Gives each guest a piece to train, a group or a full-size model. If it leaves, the next guest goes on."""
+    """Gives each guest a piece to train, a group or a full-size model. If the guest leaves, another one goes on."""
 
     def __init__(self, run: Run, source: Path, problem: Path, groups: int, checkpoint_s: float) -> None:
         self._run, self._source, self._problem = run, source, problem
@@ -170,7 +170,7 @@ class BubbleDevices:
         return bool(self._under_way)
 
     def _in_vain(self, heat: HeatName) -> bool:
-        """Return whether training must be given up: time is over, and no guest has come to train one more epoch."""
+        """Return whether training must be given up: time is over, and no guest is there to train a last epoch."""
         had_time = time.monotonic() - self._opened > ARRIVAL_S
         return not self._visitors and had_time and self._run.out_of_time(heat)
 

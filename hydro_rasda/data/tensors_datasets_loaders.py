@@ -271,7 +271,7 @@ class LoaderBatches:
 def _length(loader: Iterable[Batch]) -> int | None:
     try:
         return len(loader)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):  # for example, an iterable dataset lacks a length
+    except (TypeError, NotImplementedError):  # for example a loader of an iterable dataset without a length
         return None
 
 

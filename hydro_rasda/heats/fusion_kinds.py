@@ -153,7 +153,7 @@ def _kinds_of(
     """Find the kind of each trial; also return the plans of narrower models, for use in other processes."""
     seen: list[_Seen] = []
     found: dict[int, _Kind] = {}
-    # Build those models last at which an earlier process died.
+    # Build those models last at which earlier processes died.
     for trial in sorted(trials, key=lambda trial: doing.suspected(_building(trial))):
         if trials[0].number in found and time.monotonic() >= until:
             break

@@ -294,8 +294,8 @@ class Race(Heat):
             if len(self.under_way) >= run.time_left.lanes:
                 return None
         waiting = [self._task(n, stop, racing) for n in state.training if n not in self.under_way]
-        # A trial at which processes died waits until all other trials have reached the milestone. Fewest deaths come
-        # first.
+        # A trial at which processes died waits until all other trials have reached the milestone. The trial with the
+        # fewest deaths then comes first.
         died = {task.key: run.store.doing.suspected(task.key) for task in waiting}
         if alive := [task for task in waiting if not died[task.key]]:
             return min(alive, key=lambda task: (task.span.start, self._dearness(task.number)))

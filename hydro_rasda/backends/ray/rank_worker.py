@@ -38,7 +38,7 @@ class RankWorker(Worker):
         self._due = False
 
     def report(self, metrics: Mapping[str, Any], state: Saving = None, *, final: bool = False) -> None:
-        # All ranks must decide alike. So the names of metrics and the time decide whether to save, not other values.
+        # All ranks must decide alike. So decide by the metrics' names and `time_attr`, not by values that may differ.
         self._due = isinstance(metrics, Mapping) and self._saves_at(metrics)
         super().report(metrics, state, final=final)
 

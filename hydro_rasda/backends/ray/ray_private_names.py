@@ -107,8 +107,8 @@ class ControllerStage:
     """The trials that a controller has staged: those that it is about to start."""
 
     def __init__(self, controller: Any) -> None:
-        # Unwrap the controller: Ray gives some hooks a wrapper, which warns of reads of most attributes. Only a private
-        # attribute of the wrapper leads to the controller.
+        # Unwrap the controller: Ray gives some hooks a wrapper, which warns when most of its attributes are read. Only
+        # a private attribute of the wrapper leads to the controller.
         self._controller = getattr(controller, "_tune_controller", controller)
 
     def check_reuse(self, trial: Trial) -> None:
