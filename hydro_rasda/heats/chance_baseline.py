@@ -24,7 +24,7 @@ EXAMPLES = 10_000
 """Number of training examples from which the constant is computed. They give a class frequency to about 0.01."""
 
 RELATIVE_MARGIN = 0.01
-"""Margin of a loss, relative to the loss of the constant. Noise cancels, because both have the same examples.
+"""Margin of a loss, relative to the loss of the constant. Both are of the same examples, so noise cancels.
 
 A trial within the margin improves on the constant's loss by less than a hundredth. With the squared error, R squared is
 then below 0.01.

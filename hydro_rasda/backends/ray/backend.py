@@ -82,7 +82,7 @@ def share_on(node: Mapping[str, float], worker: Mapping[str, float]) -> DeviceSh
     """Return a device's share of a GPU, or of the memory of its node.
 
     On CPUs, the "memory" of all workers that fit on the node limits the trainings on the node together. Ray also counts
-    it when it starts other things there.
+    this memory when it starts other things there.
 
     >>> share_on({"CPU": 8, "memory": 40e9}, {"CPU": 2, "memory": 3e9})
     DeviceShare(processes=4, memory=12000000000.0)
