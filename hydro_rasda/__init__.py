@@ -29,6 +29,6 @@ if TYPE_CHECKING:
     from hydro_rasda.training.worker import Worker as Worker
     from hydro_rasda.tuner import tune as tune
 else:
-    from fusion.lazy_names import lazy_exports  # only after `fusion` was checked
+    from fusion.lazy_names import lazy_exports  # after the check above: another package could have this name
 
     __all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -16,16 +16,16 @@ from hydro_rasda.common.trial import Trial
 from hydro_rasda.run.events import Callback as Callback
 from hydro_rasda.run.events import Event as Event
 from hydro_rasda.run.state import Run
-from hydro_rasda.schedulers.sweep_rule import SweepRule as SweepRule  # defined there, because it is pure
+from hydro_rasda.schedulers.sweep_rule import SweepRule as SweepRule  # defined in `schedulers`, which needs no torch
 
 
 @dataclass(frozen=True)
 class Span:
-    """The part of a training that a unit of work covers.
+    """The epochs of a training that one task covers.
 
     Attributes:
-        start: Number of epochs trained before it.
-        stop: Number of epochs trained once it is done, those before it included.
+        start: Number of epochs that were trained before the task.
+        stop: Number of epochs that have been trained once the task is done, the first `start` epochs included.
     """
 
     start: int
@@ -87,7 +87,8 @@ class Task:
     Attributes:
         key: A name that no other task of the run has. For groups, the checkpoint that the task leaves has this name.
         groups: The trials; groups are independent of each other. A full-size model is a group of one. For the user's
-            own loop, there may be more groups than the device has cores. Then some groups wait for others.
+            own loop, there may be more groups than the device has cores. Then some groups begin only when others have
+            ended.
         sources: Names of the checkpoints to go on from; empty for initial weights. A full-size model has one at most.
             For the user's own loop, there is one for each trial, in the order of the trials.
         heat: The heat that the task belongs to.
@@ -98,7 +99,7 @@ class Task:
             the user's own loop trains use it, too.
         horizon: Number of epochs over which the schedule runs; None for those of a full training.
         refit: True to train one model on the examples of all folds, without validation.
-        averaged: True to keep the averaged weights, False to keep the last step's, if training averages weights.
+        averaged: True to keep the averaged weights if training averages weights; False to keep those of the last step.
     """
 
     key: str
@@ -140,11 +141,11 @@ class Task:
         return self.sources[0] if self.sources else None
 
     def parts(self) -> list[Task]:
-        """Return a task for each group, under the same key."""
+        """Return a task for each group. All of them keep the key of this task."""
         return [replace(self, groups=(group,)) for group in self.groups]
 
     def apart(self) -> list[Task]:
-        """Return a task for each trial of the user's own loop, under its own key, with its own source."""
+        """Split a task of the user's own loop into one task for each trial, with its own key and checkpoint."""
         sources: Sequence[tuple[str, ...]] = [(source,) for source in self.sources] or [()] * len(self.groups)
         return [replace(self.of(group), sources=of) for group, of in zip(self.groups, sources, strict=True)]
 
@@ -183,7 +184,8 @@ def full_size_task(
 def group_key(heat: HeatName, span: Span, members: Iterable[int]) -> str:
     """Return the key of the task that trains these trials for a span.
 
-    The smallest trial number distinguishes groups, because a trial begins a span twice only if its checkpoint was lost.
+    The key names a group by its smallest trial number. No two groups of a heat and span share this number, because a
+    trial trains a span only once, unless its checkpoint was lost.
     """
     return f"{heat}/to-{span.stop}/from-{span.start}/group-{min(members)}"
 
@@ -199,7 +201,8 @@ class Outcome:
         seconds: Wall seconds of the training.
         died: True if a full-size model failed because its process died so often that it should not be tried again.
         ended: True if a full-size training ended by itself, at or before the end of its span, and must not continue.
-        more: Further plain values for the run's record, which the backend needs to continue from it.
+        more: Further plain values that the run records beside the checkpoint. The backend needs them to continue from
+            the checkpoint.
     """
 
     checkpoint: list[dict[str, Any]]
@@ -291,8 +294,8 @@ class Finished:
 
     Attributes:
         device: Number of the device that trained the task, or of the first of several; None if there is only one.
-        beside: Number of full-size models that shared the device, this one included. The task trained for
-            `beside * outcome.seconds`.
+        beside: Number of full-size models that shared the device, this one included. `outcome.seconds` is the task's
+            share of the device's time; the training itself took `beside * outcome.seconds`.
     """
 
     task: Task
@@ -305,7 +308,7 @@ class Devices(Protocol):
     """Devices that a backend opens for a run.
 
     A device trains one task of groups at a time, or several full-size models (`Task.is_full_size`) at the same time.
-    These models begin together, at the latest when `finished` is called. The backend decides how many models train on a
+    Such models begin together, at the latest when `finished` is called. The backend decides how many models train on a
     device, and which further devices a full-size model gets.
     """
 
@@ -333,7 +336,7 @@ class Devices(Protocol):
         ...
 
     def busy(self) -> bool:
-        """Return whether a task is under way, or whether a device is expected that can then begin a task."""
+        """Return whether a task is under way, or whether the backend expects a device that could begin one."""
         ...
 
     def speed(self, device: int, kind: str) -> float | None:
@@ -341,7 +344,7 @@ class Devices(Protocol):
         ...
 
     def machine(self, device: int) -> str:
-        """Return a name of the device's type; it is equal for devices that are equally fast."""
+        """Return the name of the device's type. Devices that are equally fast have the same name."""
         ...
 
     def cores(self, device: int) -> int:
@@ -351,10 +354,10 @@ class Devices(Protocol):
     def plan(
         self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None
     ) -> Mapping[str, Widths]:
-        """Return for each kind how a device should group the trials; `width` is as in the tasks of their heat.
+        """Return for each kind how a device should group the trials; `width` is that of their tasks (`Task.width`).
 
-        If the device's process ends meanwhile, the device is not idle afterwards. If its machine ends, the answer is
-        empty.
+        If the device's process dies meanwhile, `idle` does not return the device afterwards. If its machine is lost,
+        the result is empty.
         """
         ...
 

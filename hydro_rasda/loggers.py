@@ -46,8 +46,8 @@ class Logged:
 
     Attributes:
         config: The configuration, flattened.
-        epochs: The last epoch of each heat.
-        metrics: The last metrics of each heat, such as "sweep/val_loss".
+        epochs: Maps each heat to its last epoch.
+        metrics: Maps each metric of a heat, such as "sweep/val_loss", to its last value.
     """
 
     number: int
@@ -79,12 +79,12 @@ class TrialLogger:
     def logged(self, trial: int, heat: str) -> float:
         """Return the last epoch of a trial in a heat that an earlier process logged.
 
-        If it is infinite, all recalled epochs count as logged.
+        The base class returns infinity: then no epoch of an earlier process is logged again.
         """
         return math.inf
 
     def open(self, trial: Logged) -> None:
-        """Prepare for a trial, which is about to log its first epoch in this process, or to be closed."""
+        """Prepare a trial that is about to be logged or closed. A closed trial that continues is opened again."""
 
     def log(self, trial: Logged, heat: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
         """Log an epoch of a trial in the heat "sweep", "middle" or "race".
@@ -151,7 +151,7 @@ COLUMNS = ("run", "trial", "heat", "epoch", "seconds", "metric", "value")
 
 
 class CSVLogger(TrialLogger):
-    """Appends a row to a CSV file for each trial, heat, epoch and metric, as in `TuneResult.curves`.
+    """Appends a row to a CSV file for each metric of each epoch of a trial, as in `TuneResult.curves`.
 
     Columns: `run` (a name that no other run has), `trial`, `heat` ("sweep", "middle" or "race"),
     `epoch`, `seconds` (wall time of the run), `metric`, and `value`. A value that is not finite is left empty.
@@ -167,7 +167,7 @@ class CSVLogger(TrialLogger):
 
     def begin(self, event: RunBegan) -> None:
         self._path = event.path / "metrics.csv" if self._asked is None else Path(self._asked).expanduser()
-        if self._asked is not None:  # the user's path may be a link
+        if self._asked is not None:  # `append_to` would refuse a link
             self._path = self._path.resolve()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._run, self._logged = unique_name(event.path), {}
@@ -183,7 +183,8 @@ class CSVLogger(TrialLogger):
         if not whole:
             self._append([COLUMNS])
         for row in rows:
-            if self._asked is None or row["run"] == self._run:  # the run's own file may have an earlier name of the run
+            # All rows of a file in the run's folder are this run's, even if the folder had another name before.
+            if self._asked is None or row["run"] == self._run:
                 place = int(row["trial"]), row["heat"]
                 self._logged[place] = max(int(row["epoch"]), self._logged.get(place, 0))
 
@@ -229,7 +230,7 @@ class MLflowLogger(TrialLogger):
         name = self._asked or event.path.name
         known = client.get_experiment_by_name(name)
         self._experiment = client.create_experiment(name) if known is None else known.experiment_id
-        # MLflow runs that an earlier process of this run logged are continued.
+        # Continue the MLflow runs of an earlier process of this run.
         own = f"tags.hydro_rasda = {self._run!r}"
         runs = client.search_runs([self._experiment], own, max_results=50_000)
         self._ids = {int(run.data.tags["trial"]): run.info.run_id for run in runs}
@@ -252,7 +253,7 @@ class MLflowLogger(TrialLogger):
     def log(self, trial: Logged, heat: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
         now, entities = int(time.time() * 1000), self._mlflow.entities
         values = {f"{heat}/{name}": value for name, value in metrics.items() if math.isfinite(value)}
-        values[f"{heat}/epoch"] = epoch  # tells a resumed run which epochs are logged
+        values[f"{heat}/epoch"] = epoch  # `begin` of a resumed run reads from it which epochs are logged
         logged = [entities.Metric(name, value, now, epoch) for name, value in values.items()]
         self._client.log_batch(self._ids[trial.number], metrics=logged)
 
@@ -341,7 +342,7 @@ class WandbLogger(TrialLogger):
                 "id": f"{self._id}-{trial.number}",
                 "config": {name: plain(value) for name, value in trial.config.items()},
                 "resume": "allow",
-                "reinit": "create_new",  # several trials train at the same time
+                "reinit": "create_new",  # several trials train at once, each with its own W&B run
                 **self._settings,
             }
         )
@@ -368,7 +369,7 @@ class EventFile:
 
     Args:
         folder: The folder of the file, which TensorBoard shows as a run. It is created with the first event.
-        inside: Number of names at the end of the folder's path that lie in the run's folder. Others may be links.
+        inside: Number of names at the end of the folder's path that lie in the run's folder, and so must not be links.
     """
 
     def __init__(self, folder: Path, inside: int = 0) -> None:

@@ -145,8 +145,8 @@ def tune(
             them trains at full size; otherwise the best two do. The heat needs a narrower sweep, a single metric
             without bounds on metrics, and no `train`. It pays if it costs at most a full training, by counted
             operations of the first configuration's models. It does not pay for small models, whose forward pass on a
-            batch takes fewer than 300 million multiplications. Without a middle heat, or below 1, at least half of the
-            finalists continue as with 3.
+            batch takes fewer than 300 million multiplications. Without a middle heat, or with a budget below 1, at
+            least half of the finalists go on at each milestone, as with a budget of 3.
         time_budget_s: Seconds after which no new work starts; at most half of it goes to heats on surrogates. The
             budget may seem enough for a full training but not for the race. If some finalists would then have to wait
             for others, the sweep's best trial trains to its end first. The same call with more time resumes the run:
@@ -154,8 +154,9 @@ def tune(
         stop_at: A score of `metric` that is good enough: once a full-size model reaches it, training ends. A model of a
             sweep at full width counts, too, if its checkpoint holds the weights of that epoch, as with `train`. If a
             surrogate reaches it, its trial trains at full size at once, up to the race's first milestone, and the other
-            trials wait. Finalists with far cheaper epochs train first. The same call with a better score, or None,
-            resumes the run. It must be None for a list of metrics, or if a trained metric has a bound.
+            trials wait. In the race, finalists whose epochs are far cheaper than those of others train first. The same
+            call with a better score, or None, resumes the run. It must be None for a list of metrics, or if a trained
+            metric has a bound.
         sweep: How the sweep tries configurations; see `SweepConfig`.
         race: How the finalists train at full size; see `RaceConfig`.
         backend: "local" for all devices of this machine, as `LocalBackend()`; "ray" for all devices of a Ray cluster,
@@ -213,7 +214,7 @@ def tune(
     request.check()
     _check_run(resume, name, progress, callbacks)
     plain = warnings_in_one_line() if progress else contextlib.nullcontext()
-    trains = torch.inference_mode(False)  # also switches gradients on if the caller has switched them off
+    trains = torch.inference_mode(False)  # also enables gradients if the caller has disabled them
     with plain, HeldBack() as held_back, _never_ending_well(), preserved_generators(), trains:
         return _run(request, trains_on, folder, name, resume, progress, callbacks, held_back)
 
@@ -228,7 +229,7 @@ def _backend(backend: str | Backend) -> Backend:
         return backend
     if backend == "local":
         return LocalBackend()
-    # Imported here, so that a local run does not wait for Ray.
+    # Import it only here, because the import of Ray takes long, and a local run does not need it.
     from hydro_rasda.backends.ray.backend import RayBackend
 
     return RayBackend()
@@ -309,7 +310,7 @@ def _run(
         except KeyboardInterrupt as stopped:
             if shown is None:
                 raise
-            # A long traceback would hide the line that says how to resume.
+            # Raise without the traceback, because it would hide the line that says how to resume.
             raise stopped.with_traceback(None) from None
         if shown is not None:
             shown.conclude(result.shown())
@@ -319,7 +320,7 @@ def _run(
 def _heats_on_surrogates(
     run: Run, search: Search, devices: Devices, asked: SweepRule | str, race: Race
 ) -> tuple[Sweep, MiddleHeat | None]:
-    """Return the sweep and the middle heat, or None without one. The later heat of the two may begin the race early."""
+    """Return the sweep and the middle heat (or None). The last of these heats gets `race`, which it may begin early."""
     rule = None if isinstance(asked, str) else asked
     if (plan := run.history.middle) is None:
         return Sweep(run, search, devices, rule, race), None
@@ -334,13 +335,13 @@ def _claim(folder: Path, name: str | None, resume: str) -> Claim:
     while True:
         unnamed = folder / (stamp if number == 1 else f"{stamp}-{number}")
         if not unnamed.exists():
-            with contextlib.suppress(RunExists, FileExistsError):  # another run took the name just now
+            with contextlib.suppress(RunExists, FileExistsError):  # another process took the name just now
                 return Claim(unnamed, "never", exclusive=True)
         number += 1
 
 
 def _shown() -> Progress:
-    # Imported here, because the import takes long, and is not needed with `progress=False`.
+    # Import them only here, because the import takes long, and `progress=False` does not need them.
     from hydro_rasda.results.progress import NotebookProgress, Progress
 
     shown = Progress()
@@ -348,7 +349,7 @@ def _shown() -> Progress:
 
 
 def _announce(run: Run, ready: Ready) -> None:
-    """Notify callbacks that a run begins and of its recorded events, and print the messages of the dry run."""
+    """Notify callbacks that a run begins, then of its recorded events. Print the messages of the dry run."""
     settings, store = ready.settings, run.store
     run.notify(RunBegan, path=store.path, metric=settings.metric, mode=settings.mode, settings=determining(settings))
     run.notify_recalled()
@@ -369,7 +370,7 @@ def _recall(search: Search, run: Run) -> None:
 
 
 def _enough(run: Run) -> Callable[[int], bool]:
-    """Return a function that takes the number of configurations found so far, and tells whether to stop drawing.
+    """Return a function of the number of configurations found so far. It returns True if drawing must stop.
 
     Drawing stops if time is up and all recorded configurations have been drawn again.
     """
@@ -381,7 +382,7 @@ def _enough(run: Run) -> Callable[[int], bool]:
 
 @contextlib.contextmanager
 def _end_told(run: Run) -> Iterator[None]:
-    """Notify callbacks of an error that ends the run; after Ctrl-C, the error also says how to resume."""
+    """Notify callbacks of an error that ends the run. After Ctrl-C, add to the error how to resume."""
     try:
         yield
     except BaseException as error:

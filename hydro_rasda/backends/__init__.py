@@ -1,1 +1,1 @@
-"""Places at which trials train: in this process, on a Ray cluster, or in virtual time."""
+"""The backends, on which trials train: this process, several processes of this machine, or a Ray cluster."""

@@ -38,8 +38,8 @@ class LocalBackend:
             there are none. If a device is listed twice, it has two processes, each with half of its memory. They share
             a GPU through NVIDIA's Multi-Process Service if that is installed (as in `pack`).
         memory: Bytes of a CPU's memory for everything that trains at the same time, in addition to the tuner's own
-            memory. None: 90 % of the free memory, within the cgroup's limit. If measurements show that several
-            trainings fit, they run side by side.
+            memory. None: 90 % of the free memory, within the cgroup's limit. Several trainings run side by side if
+            measurements show that they fit.
         loader_workers: Processes that load batches of a Dataset ahead, for each model or group in training, as
             `num_workers` of a DataLoader. None: up to 4 for a GPU, none for a CPU, whose cores train models. Data that
             cannot be pickled, such as those with a connection, get none. The number does not change the batches.
@@ -92,7 +92,7 @@ class LocalBackend:
             with where, closing(LocalDevice(run, devices[0], self._memory)) as one:
                 yield one
             return
-        # Imported only here, so that training on one device does not wait for it.
+        # Import it only here, because training on one device does not need it.
         from hydro_rasda.backends.process_pool import LocalProcesses
 
         with LocalProcesses(run, devices, self._memory) as several:
@@ -112,7 +112,8 @@ class LocalDevice:
 
     def idle(self, task: Task | None = None) -> Sequence[int]:
         beside = task is not None and all(one.is_full_size for one in (task, *self._tasks))
-        # Trainings of the user's own loop may differ in length, so each begins as soon as another one has ended.
+        # Full-size models begin together, at most one on each core. But the user's own trainings may differ in length,
+        # so accept any number: each begins as soon as a core is free.
         most = 1 if not beside else math.inf if self._problem.is_own("race") else self._device.cores
         return [0] if self._training is None and len(self._tasks) < most else []
 
@@ -147,13 +148,13 @@ class LocalDevice:
         self._left.update(task.members)
 
     def finished(self) -> Sequence[Finished]:
-        """Return the next task, or part of a task, that is done; an empty list if the remaining ones will not begin."""
+        """Return the next task, or part of a task, that is done; an empty list if the others will not begin."""
         if self._training is None:
             self._training = self._device.train(list(self._tasks), self._work(self._tasks[0].heat))
         finished = next(self._training, None)
         self._left.difference_update(finished.task.members if finished is not None else self._left.copy())
         if not self._left:
-            next(self._training, None)  # let the generator end
+            next(self._training, None)  # run the generator to its end
             self._training, self._tasks = None, []
         return [] if finished is None else [finished]
 

@@ -65,8 +65,8 @@ class _Work:
     Attributes:
         devices: The numbers of the devices. If there are several, their order is that of the ranks.
         meeting: The address at which several ranks find each other.
-        endings: Map each device that is done to its ending.
-        lost: True if a machine has ended that holds one of the devices.
+        endings: Maps each device that is done to its ending.
+        lost: True if the machine of one of the devices was lost.
     """
 
     tasks: Sequence[Task]
@@ -100,7 +100,7 @@ class _OpenDevice:
     node: str = ""
     """The node of the device, if a backend has several."""
     heard: float = 0.0
-    """The time of the last message about its work; before any message, the time at which the work began."""
+    """The time of the last message about its work; before the first message, the time at which the work began."""
 
     @property
     def arrives(self) -> bool:
@@ -126,14 +126,14 @@ class DevicePool:
         self._devices: dict[int, _OpenDevice] = {}
         self._speeds: dict[tuple[int, str], float] = {}
         self._done: list[Finished] = []
-        self._given: dict[int, list[Task]] = {}  # tasks to train at the same time, which have not begun
-        self._next: list[Task] = []  # tasks to begin first: their process died, or they wait for several devices
+        self._given: dict[int, list[Task]] = {}  # tasks that a device will train at the same time
+        self._next: list[Task] = []  # tasks that begin before others: their process died, or they wait for devices
         self._deaths = Deaths()
-        # One for each kind of groups, because another kind may rightly take a thousand times as long.
+        # One hang detector for each kind of groups, because groups of another kind may take a thousand times as long.
         self._paces: dict[str, HangDetector] = {}
         self._never_came = 0
         self._met = False
-        self._late: set[int] = set()  # devices that had not arrived when the pool began, and still have not
+        self._late: set[int] = set()  # devices that had not arrived when the pool began, and have not since then
         self._warnings = RelayedWarnings()
 
     def _process(self, device: int) -> DeviceProcess:
@@ -156,7 +156,7 @@ class DevicePool:
         """End a meeting that the ranks no longer need."""
 
     def _capacity(self) -> int:
-        """Return the number of devices, without late ones, but with those whose process is being replaced."""
+        """Return the number of devices. Late devices do not count; devices whose process is being replaced do."""
         return max(1, self._count - len(self._late))
 
     def _is_lost(self, device: int) -> bool:
@@ -204,7 +204,7 @@ class DevicePool:
         return [number for number, device in self._devices.items() if device.answer is None and number not in held]
 
     def _has_ranks(self, task: Task) -> bool:
-        """Return whether ranks train a task's full-size trial, even if it is a single rank."""
+        """Return whether a task's full-size trial trains on ranks (perhaps only one), not as a whole on one device."""
         return task.is_full_size and self._workers.asked and self._capacity() > 1
 
     def _most(self, number: int, task: Task | None) -> int:
@@ -241,7 +241,7 @@ class DevicePool:
         except DeviceDied:
             lost = self._is_lost(device)
             self._replace(device)
-            # If the process died while it measured groups, its trials train one by one.
+            # If the process died or hung while it measured groups, let its trials train one by one.
             return {} if lost else dict.fromkeys(kinds, Widths(1, assumed=True))
         return found
 
@@ -295,14 +295,14 @@ class DevicePool:
         carried = {name: before[name] for name in ("rescaled", "measured") if name in before}
         if task.span.start and run.history.metrics["race", number][-1].get("workers", world) != world:
             run.say(f"race: trial {number} goes on with {world} workers from epoch {task.span.start + 1}")
-        # With fewer workers than at first, the trial keeps the global batch that was tuned.
+        # At least 1: with fewer workers than at first, the trial still has the global batch that was tuned.
         growth = max(1.0, world / self._workers.first)
         return [RankPlace(Shard(rank, world), growth, self._through, carried) for rank in range(world)]
 
     def _what_is_given(self, tasks: Sequence[Task]) -> Given:
         run, sources = self._run, [key for task in tasks for key in task.sources]
         units = run.store.units()
-        # To read the checkpoint of a group, the trials of all its members are needed.
+        # The device needs the trials of all members of a checkpoint's group to read the checkpoint.
         there = {number for key in sources for number in units[key].value.get("members", ())}
         numbers = there.union(*(task.members for task in tasks))
         trials = {number: run.history.trials[number] for number in numbers}
@@ -392,7 +392,7 @@ class DevicePool:
         if work.meeting is not None:
             self._end_meeting(work.meeting)
         for number in work.devices:
-            if failed:  # the process has died, or waits for a rank that will not come
+            if failed:  # the process may be dead, or may wait for another rank that has failed
                 self._replace(number)
             else:
                 self._devices[number].work = None
@@ -407,7 +407,7 @@ class DevicePool:
             self._done.append(replace(finished, device=first))
 
     def _hear_out(self, work: _Work) -> None:
-        """Wait a moment for other ranks' endings, because the first that failed may only have missed one that died."""
+        """Wait a moment for other ranks' endings: the rank that failed first may only have waited for a dead one."""
         until = time.monotonic() + _LAST_WORDS_S
         while len(work.endings) < len(work.devices) and time.monotonic() < until:
             silent = {self._devices[number].answer: number for number in work.devices}
@@ -421,7 +421,8 @@ class DevicePool:
     def _try_again(self, tasks: Sequence[Task], how: str | None) -> None:
         """Requeue or fail the tasks of a process that died.
 
-        `how` says how it died; None if it ended with its machine, which does not count against the tasks.
+        `how` says how the process died. None: it was lost with its machine, and its death does not count against the
+        tasks.
         """
         again = list[Task]()
         for task in tasks:

@@ -53,7 +53,7 @@ class LocalProcesses(DevicePool):
     """Train on several devices of this machine; `memory` is as in `LocalBackend`."""
 
     def __init__(self, run: Run, devices: Sequence[torch.device], memory: float | None = None) -> None:
-        from hydro_rasda.packing.mps import Daemons  # imported here, because the devices' processes do not need it
+        from hydro_rasda.packing.mps import Daemons  # imported only here: the devices' processes do not need it
 
         each_its_own = len({*devices}) == len(devices) and all(device.type == "cuda" for device in devices)
         super().__init__(run, len(devices), "nccl" if each_its_own else "gloo")
@@ -103,7 +103,7 @@ class LocalProcesses(DevicePool):
 
 
 def environment_of_shared_gpu(daemons: Daemons, where: torch.device) -> dict[str, str]:
-    """Return the environment with which a process computes on a GPU at the same time as others, not in turns.
+    """Return the environment in which a process computes on a GPU at the same time as others, instead of in turns.
 
     NVIDIA's Multi-Process Service (MPS) makes that possible, if it is installed. The process sees only that GPU, as its
     first. Return an empty dict if processes must take turns, or if the device is no GPU.
@@ -119,7 +119,7 @@ def uuid_of(where: torch.device) -> str | None:
     if where.type != "cuda":
         return None
     found = torch.cuda.get_device_properties(where)
-    return None if " MIG " in found.name else f"GPU-{found.uuid}"  # the UUID of a part has another prefix
+    return None if " MIG " in found.name else f"GPU-{found.uuid}"  # the UUID of a part begins with "MIG-"
 
 
 def loaded(files: Mapping[str, Path], key: str) -> Mapping[str, Any]:
@@ -168,10 +168,10 @@ class _Process:
     ) -> None:
         self._connection, theirs = Pipe()
         self._hear = hear
-        # The script may have added to `sys.path`, so pass it on.
+        # Pass on `sys.path`, because the script may have added to it.
         environment = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(sys.path)}
         command = [sys.executable, "-c", _SERVE.format(theirs.fileno(), os.getpid())]
-        # In a session of its own, the process gets no Ctrl-C. The tuner ends it instead.
+        # In its own session, the process gets no Ctrl-C. The tuner ends it instead.
         self._popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True)
         theirs.close()
         self._send("open", problem, str(where), threads, share)
@@ -181,7 +181,7 @@ class _Process:
         return _ProcessAnswer(self._connection, self._ended, self._hear)
 
     def _send(self, *words: Any) -> None:
-        # If the process has died, `result` of the answer will report it.
+        # Ignore that the process has died, because `result` of the answer reports it.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._connection.send_bytes(cloudpickle.dumps(words))
 
@@ -236,13 +236,13 @@ def report(connection: Connection, *content: Any) -> None:
 def _opened(notify: Notify, problem: Path, where: str, threads: int, share: DeviceShare) -> Trainer:
     device = torch.device(where)
     if device.type == "cuda":
-        # Let the user's "cuda" mean this device.
+        # In the user's code, "cuda" then means this device.
         torch.cuda.set_device(device)
     return Trainer(read_shared(problem), device, threads, notify, share=share)
 
 
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-    """A pickler that keeps tensors' bytes outside of the pickle, where they can be mapped."""
+    """A pickler that keeps the bytes of tensors outside of the pickle, so that processes can map them."""
 
     def reducer_override(self, part: Any) -> Any:
         dense = type(part) is torch.Tensor and part.layout == torch.strided and part.device.type == "cpu"
@@ -263,7 +263,7 @@ def write_shared(path: Path, thing: Any) -> None:
     raw = [buffer.raw() for buffer in buffers]
     head = pickle.dumps((content.getvalue(), [buffer.nbytes for buffer in raw]))
     path.unlink(missing_ok=True)
-    # Follow no link that was put there, and let nobody else change the file, because reading it runs code.
+    # Reading the file runs code. So "x" follows no link that somebody put there, and only this user can open the file.
     with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(_LENGTH.pack(len(head)))
         file.write(head)

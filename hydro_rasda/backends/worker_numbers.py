@@ -20,8 +20,8 @@ class WorkerNumbers:
     """The numbers of workers of a run's full-size trials.
 
     Args:
-        grows: True if trials grow even if `race.workers` is 1 and `race.max_workers` is None; False if they then keep
-            one worker.
+        grows: Used if `race.workers` is 1 and `race.max_workers` is None. If True, trials grow all the same. If False,
+            they keep one worker.
 
     Attributes:
         asked: True if trials may have several workers.
@@ -79,8 +79,8 @@ class WorkerNumbers:
 def nearest(nodes: Mapping[int, str], count: int) -> list[int]:
     """Choose `count` devices on as few nodes as possible.
 
-    Among single nodes that suffice, choose the one with the fewest idle devices. `nodes` maps each idle device to its
-    node.
+    If one node has enough idle devices, use a single node. Of several such nodes, choose the one with the fewest idle
+    devices. `nodes` maps each idle device to its node.
 
     >>> nodes = {0: "a", 1: "a", 2: "a", 3: "b", 4: "b", 5: "c"}
     >>> nearest(nodes, 1), nearest(nodes, 2), nearest(nodes, 4)

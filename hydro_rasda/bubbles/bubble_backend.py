@@ -92,12 +92,12 @@ LOOK_S = 0.5
 """Seconds that `finished` waits before it returns, so that its caller can check the time budget."""
 
 ARRIVAL_S = 60.0
-"""Seconds that hosts have to arrive, even if the time budget ends earlier."""
+"""Hosts have this number of seconds to arrive, even if the time budget ends earlier."""
 
 
 @dataclass(frozen=True, eq=False)
 class _GuestTask:
-    """A task for one guest: a part of `work`, or all of it, from its present state to its end."""
+    """A task for one guest, called a piece: a part of `work`, or all of it, from its present state to its end."""
 
     work: GroupWork | TargetWork
     task: Task
@@ -128,14 +128,14 @@ class _UnderWay:
 
 @dataclass(eq=False)
 class _Visitor:
-    """A connected guest; `piece` is None while the guest is idle."""
+    """A connected guest, and the piece that it trains; None while it is idle."""
 
     name: str
     piece: _GuestTask | None = None
 
 
 class BubbleDevices:
-    """Gives each guest a group or a full-size model to train, and takes it back if the guest leaves."""
+    """Gives each guest a piece to train, a group or a full-size model. If the guest leaves, another one goes on."""
 
     def __init__(self, run: Run, source: Path, problem: Path, groups: int, checkpoint_s: float) -> None:
         self._run, self._source, self._problem = run, source, problem
@@ -170,7 +170,7 @@ class BubbleDevices:
         return bool(self._under_way)
 
     def _in_vain(self, heat: HeatName) -> bool:
-        """Return whether the time is over and no guest is there that could train the last epoch."""
+        """Return whether training must be given up: time is over, and no guest is there to train a last epoch."""
         had_time = time.monotonic() - self._opened > ARRIVAL_S
         return not self._visitors and had_time and self._run.out_of_time(heat)
 
@@ -195,7 +195,7 @@ class BubbleDevices:
             works: list[GroupWork | TargetWork] = [TargetWork(self._run, task, max(1, self._groups // task.beside))]
         else:
             parts = task.parts()
-            threads = max(1, self._groups // len(parts))  # as in `DeviceTrainer.train`
+            threads = max(1, self._groups // len(parts))  # as many as `DeviceTrainer` uses if memory suffices
             works = [GroupWork(self._run, part, threads) for part in parts]
         self._under_way.append(_UnderWay(task, works, time.monotonic()))
         for work in works:
@@ -257,7 +257,7 @@ class BubbleDevices:
         return Given({number: run.history.trials[number] for number in task.members}, load, seconds)
 
     def _send(self, connection: Connection, *words: Any) -> None:
-        with contextlib.suppress(OSError):  # the thread in `_listen` learns that the guest has ended
+        with contextlib.suppress(OSError):  # the guest has ended; its thread in `_listen` notices
             connection.send_bytes(cloudpickle.dumps(words))
 
     def _listen(self, connection: Connection) -> None:

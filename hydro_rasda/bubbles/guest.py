@@ -28,7 +28,7 @@ def begin(handle: int, host: int, source: str, device: str, preempt: bool, name:
 
     `handle` is that of the `SharedPage`, `host` is the pid of the host, and `source` is the folder of the sweep. With
     `preempt`, the host stops this process at the end of a bubble. Otherwise, this process waits by itself. `before` has
-    the name and the exit status of the host's last guest.
+    the name and the exit status of the guest that the host had before.
     """
     depend_on(host)
     page = SharedPage.open(handle)
@@ -44,7 +44,7 @@ def begin(handle: int, host: int, source: str, device: str, preempt: bool, name:
     Thread(target=_end_with, args=[connection], daemon=True).start()
     from hydro_rasda.bubbles.guest_training import train
 
-    with contextlib.suppress(OSError):  # the sweep has ended
+    with contextlib.suppress(OSError):  # raised if the sweep has ended
         train(connection, page, device, preempt, partial(_more, connection, page))
 
 

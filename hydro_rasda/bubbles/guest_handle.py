@@ -17,7 +17,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _GUEST = "from hydro_rasda.bubbles.guest import begin; begin({}, {}, {!r}, {!r}, {!r}, {!r}, {!r})"
 
 HOSTS_OWN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_")
-"""Prefixes of the environment variables for the host's process groups, which a guest must not join."""
+"""Prefixes of environment variables that a guest does not get, so that it cannot join the host's process groups."""
 
 
 class SharedPage(ctypes.Structure):
@@ -26,7 +26,7 @@ class SharedPage(ctypes.Structure):
     _fields_ = (*((name, ctypes.c_int64) for name in ("tied", "working", "leaving")), ("until", ctypes.c_double))
     handle: int
     tied: bool
-    """True once the guest is sure to end with its host. A guest that is stopped earlier could stay stopped forever."""
+    """True once the guest is sure to end with its host. If it were stopped before, it could stay stopped forever."""
     working: bool
     """True if the guest has something to train."""
     leaving: bool
@@ -66,9 +66,9 @@ class GuestProcess:
             stdin=subprocess.DEVNULL,
             pass_fds=[self.page.handle],
             env=environment,
-            start_new_session=True,  # Ctrl-C reaches only the host
+            start_new_session=True,  # so that Ctrl-C reaches only the host
         )
-        with contextlib.suppress(OSError):  # it has ended already
+        with contextlib.suppress(OSError):  # the guest has ended already
             os.sched_setscheduler(self._popen.pid, os.SCHED_IDLE, os.sched_param(0))
 
     def open(self, seconds: float) -> None:
@@ -89,7 +89,7 @@ class GuestProcess:
         self.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        # The kernel does not reuse the pid until `over` or `end` has waited for the process.
+        # The signal reaches no other process: the kernel keeps the pid until this process has waited for the guest.
         if self._popen.returncode is None:
             os.kill(self._popen.pid, number)
 

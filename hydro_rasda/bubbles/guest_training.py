@@ -1,4 +1,4 @@
-"""The training of a guest. It equals that of any process of a device, but happens within bubbles."""
+"""The training of a guest. It is the same as in any process of a device, but takes place within bubbles."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOOK_S = 2e-4
 class Quanta:
     """Splits a training step into two quanta: the forward pass, and the work until the next one (backward, update).
 
-    A quantum begins only in a bubble that is long enough, because it is not stopped. A step in micro-batches has two
+    A quantum cannot be stopped, so it begins only in a bubble that is long enough. A step in micro-batches has two
     quanta for each micro-batch.
     """
 
@@ -35,7 +35,7 @@ class Quanta:
         self._under_way: tuple[str, float] | None = None
 
     def objective(self, of: Objective) -> Objective:
-        """Wrap an objective: each call is a forward quantum, after which the next quantum begins."""
+        """Wrap an objective: each call is a forward quantum, and the quantum "backward and update" begins after it."""
 
         def measured(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
             self.begin("forward")
@@ -61,7 +61,7 @@ class GuestTrainer(Trainer):
     """Trains one group or one full-size model at a time, in the guest's own process."""
 
     def train_piece(self, task: Task, given: Given, threads: int) -> Outcome:
-        """Train on `threads` threads, the number that other backends use, because the last digits depend on it."""
+        """Train on as many threads as other backends use, because the last digits depend on the number of threads."""
         torch.set_num_threads(threads)
         (finished,) = self.train([task], given)
         return finished.outcome
@@ -86,7 +86,7 @@ def _opened(
         torch.cuda.set_device(where)
         free, total = torch.cuda.mem_get_info(where)
         torch.cuda.set_per_process_memory_fraction(0.8 * free / total, where)
-        # If both processes compute at the same time under MPS, the host's kernels get priority.
+        # Use a stream of the lowest priority: under MPS, kernels of the host that have a higher priority run first.
         torch.cuda.set_stream(torch.cuda.Stream(where, priority=0))
     if not preempt:
         if given.own_loop is not None:
@@ -94,7 +94,8 @@ def _opened(
                 "`train` cannot train in bubbles with `preempt=False`, as on GPUs: the library cannot see where its "
                 "steps begin, so they would outlast a bubble. Use another backend"
             )
-        # A recorded graph would not call the objective, so that no quantum would begin.
+        # Record no graph: it would not call the objective, so that no quantum would begin.
         given = replace(given, objective=Quanta(page, where).objective(given.objective)).with_settings(graph=False)
-    # On one thread: one group trains at a time, and the other cores belong to other ranks.
+    # With one thread, one group trains at a time, because the other cores belong to other ranks. `train_piece` sets the
+    # number of threads in which that group computes.
     return GuestTrainer(given, where, 1, notify, lambda: page.leaving)

@@ -21,7 +21,7 @@ from hydro_rasda.run.files import make_private, refuse_open_to_others
 from hydro_rasda.schedulers.bubble_policy import Guard, WaitForecast
 
 LOOK_S = 1.0
-"""The least seconds between two checks of the guest and of the free memory, at the beginning of a step."""
+"""Minimum number of seconds between two checks of the guest and of the free memory, at the beginning of a step."""
 
 _TIE_S = 10.0
 _FAILURES = 3
@@ -53,7 +53,7 @@ def bubbles(
         source: A folder that the host and the tuner both see.
         leave_free: Bytes of memory that must stay free for the host. If less is free, the guest ends at once, and comes
             back when twice as much is free. None for a tenth of the memory that is free now.
-        patience_s: Most seconds that leaving the context may take.
+        patience_s: Maximum number of seconds that leaving the context may take.
         preempt: If True, the kernel stops and continues the guest. If False, the guest begins a quantum only if it fits
             the bubble. A quantum is the forward pass of a step, or the rest of the step. None means True on a CPU and
             False on a GPU, where work that has begun cannot be stopped. This has not been run on GPUs yet.
@@ -148,7 +148,7 @@ class Guest:
     def begin_step(self) -> None:
         """Note that a step of the host begins; end or restart the guest process if needed."""
         now = time.monotonic()
-        if self.steps > 1 and not self.paused:  # the first step sets the pipeline up
+        if self.steps > 1 and not self.paused:  # not the first step, which sets the pipeline up
             self._guard.saw(now - self._began)
         self._began = now
         self.steps += 1
@@ -162,8 +162,8 @@ class Guest:
                 self._end()
                 self._enough = 2 * self._leave_free
             elif (status := process.over) is not None:
-                # Two kinds of end do not count as failures. With status 0, the sweep is over. If the guest was working,
-                # its task may have killed it, and the tuner counts that.
+                # Two kinds of end do not count as failures here. With status 0, the sweep is over. If the guest was
+                # working, its task may have killed it, and the tuner counts such deaths.
                 self._failures = 0 if status == 0 or process.page.working else self._failures + 1
                 self._end()
 
@@ -208,7 +208,7 @@ class Guest:
 
 
 _WAIT = "_wait_batch_p2p"
-"""All schedules call this function of their module to wait for receives, and for sends that must have ended."""
+"""The function of torch's module that all schedules call to wait: for receives, and for sends that must have ended."""
 
 
 @contextmanager
@@ -221,7 +221,7 @@ def watched(schedule: Any, guest: Guest) -> Iterator[None]:
         raise RuntimeError(
             f"torch {torch.__version__} has no {_WAIT} in {torch_schedules.__name__}: it waits elsewhere"
         )
-    inside, position = None, 0  # the thread of the current step, and the number of the step's waits so far
+    inside, position = None, 0  # thread of the current step; number of its waits so far
 
     def wait(works: Sequence[Any]) -> None:
         nonlocal position

@@ -1,7 +1,8 @@
-"""Units of work that guests train in pieces. Each has its outcome so far, and knows the pieces that are left.
+"""Units of work that guests train in pieces. A unit has its outcome so far, and knows which pieces are left.
 
 A guest ends its piece early if its host leaves, and after `checkpoint_s`. The piece is then saved as a checkpoint of
-the run, from which the next piece resumes. If this process of `tune` is killed, the next call resumes from it.
+the run, from which the next piece resumes. If this process of `tune` is killed, the next call also resumes from that
+checkpoint.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ def _loss(metrics: Mapping[str, float], metric: str) -> float:
 class GroupWork:
     """The training of a fused group from one milestone to the next; `outcome` is the outcome so far.
 
-    The outcome's history lacks trials that never began. `saved` names the checkpoints that can be deleted once the
-    outcome is recorded.
+    Trials that never began are not in the outcome's history. `saved` names the checkpoints of pieces, which can be
+    deleted once the outcome is recorded.
     """
 
     def __init__(self, run: Run, task: Task, threads: int) -> None:
@@ -56,7 +57,7 @@ class GroupWork:
         return self.took(self.task, Outcome(so_far["parts"], history, so_far["failures"]), go_on=True)
 
     def took(self, task: Task, found: Outcome, go_on: bool) -> Sequence[Task]:
-        """Add the outcome of a guest's piece, and return tasks for the rest of it; none if `go_on` is False."""
+        """Add the outcome of a guest's piece. Return tasks for the rest of the piece; none if `go_on` is False."""
         self._left -= 1
         whole = self.outcome
         for number, epochs in found.history.items():
@@ -111,7 +112,7 @@ class GroupWork:
             run = self._run
             saved = run.store.load(task.sources[0], run.problem.device)
             whole = [part for part in saved["parts"] if part["members"] == list(task.members)]
-            # After a death, the piece may have only half of the saved members.
+            # After a death, the piece may have only half of the saved members. Then cut the saved state down to these.
             problem = run.problem.at_width(task.width)
             self.outcome.checkpoint += whole or [cut_down(problem, run.history.trials, task, lambda key: saved)]
 

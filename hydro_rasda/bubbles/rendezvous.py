@@ -1,4 +1,4 @@
-"""A sweep and its guests find each other by a file in a folder that both see. Needs no torch.
+"""Guests find their sweep by a file, in a folder that guests and tuner both see. Needs no torch.
 
 ::
 
@@ -73,7 +73,7 @@ class Rendezvous:
         try:
             deliver_challenge(connection, self._key)
             answer_challenge(connection, self._key)
-        except Exception:  # a stranger, or a guest whose host has ended
+        except Exception:  # the other side does not have the key, or has ended
             connection.close()
             return
         self._come_in(connection)
@@ -122,7 +122,7 @@ def connect(source: Path) -> Connection:
 
 
 def _kept_alive(came: socket.socket) -> Connection:
-    with contextlib.suppress(OSError, AttributeError):  # the system has no such option
+    with contextlib.suppress(OSError, AttributeError):  # the system lacks an option
         came.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _ALIVE.items():
             came.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

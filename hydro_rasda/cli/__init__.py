@@ -1,4 +1,4 @@
-"""The command line shows, compares and cleans runs, of which it needs only the folders, and forecasts search costs.
+"""The command line: show, compare and clean runs, for which it needs only their folders, and forecast search costs.
 
 Each command imports its modules when it is called. Only `simulate` and writing a model need torch or Ray.
 """

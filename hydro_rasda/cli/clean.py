@@ -36,11 +36,11 @@ def unneeded(path: str | Path, best_only: bool = False) -> list[Path]:
 
 def remove_unneeded(path: str | Path, best_only: bool = False) -> list[Path]:
     """Lock the run, remove the files of `unneeded`, and return them. Raise RuntimeError if a process works on it."""
-    unneeded(path, best_only)  # refuses a folder without a run before `hold` makes a lock file in it
+    unneeded(path, best_only)  # raises for a folder without a run, before `hold` makes a lock file there
     folder = Path(path).expanduser().absolute()
     lock = hold(folder)
     try:
-        # List the files only under the lock: before it, another process may have worked on the run.
+        # List the files only once the run is locked, because another process may have worked on the run until then.
         files = unneeded(path, best_only)
         for file in files:
             remove(file, inside=len(file.relative_to(folder).parts))

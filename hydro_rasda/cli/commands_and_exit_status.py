@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _without_reader() -> int:
-    """End silently, because the reader of the output, such as `head`, has left. Python's last flush is silent, too."""
+    """Discard further output, because its reader, such as `head`, has left. So Python's last flush raises nothing."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return NOTHING
 

@@ -51,7 +51,7 @@ PAGES = 32
 
 @dataclass
 class _Made:
-    """A page that was made, and the time until which it is not made again."""
+    """A page that was made. Until the time `until`, it is not made again."""
 
     stamps: tuple[Stamp, ...]
     page: Page | None = None
@@ -73,7 +73,7 @@ class Runs:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).expanduser().absolute()
         self._read: dict[str, tuple[Stamp, RunRecord | Unreadable]] = {}
-        self._followers: dict[str, Follower] = {}  # of runs that have not ended
+        self._followers: dict[str, Follower] = {}  # only for runs that have not ended
         self._made: dict[tuple[str, ...], _Made] = {}
         self._locks: defaultdict[str, Lock] = defaultdict(Lock)
         self._stamps: dict[str, Stamp] = {}
@@ -84,7 +84,7 @@ class Runs:
         if time.monotonic() - self._looked >= LOOK_SECONDS:
             found = {}
             for path in runs_in(self.folder):
-                with contextlib.suppress(OSError):  # removed meanwhile
+                with contextlib.suppress(OSError):  # the run was removed meanwhile
                     found[path.name] = stamp(path)
             self._stamps, self._looked = found, time.monotonic()
         return self._stamps
@@ -99,7 +99,7 @@ class Runs:
         return [(name, self._record(name, stamps[name]), stamps[name][1] / 1e9) for name in latest]
 
     def _record(self, name: str, stamp: Stamp) -> RunRecord | Unreadable:
-        # The lock of the page is another one, so that the list does not wait for figures.
+        # Not the lock of the run's page, because the list must not wait until the page is made.
         with self._locks[f"{name}/record"]:
             if name not in self._read or self._read[name][0] != stamp:
                 follower = self._followers.pop(name, None) or Follower(self._path(name))
@@ -192,7 +192,7 @@ def _own_address(six: bool) -> str:
     family, far = (socket.AF_INET6, "2001:db8::1") if six else (socket.AF_INET, "192.0.2.1")
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((far, 9))  # sends nothing: it only asks for the route
+            probe.connect((far, 9))  # sends nothing: a datagram socket only looks up the route
         except OSError:
             return socket.gethostname()
         return str(probe.getsockname()[0])
@@ -208,7 +208,7 @@ def make_config(folder: str | Path, token: str, host: str = "127.0.0.1", port: i
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            # Make the kernel's buffer small, because only this process's own buffer shows whether a client reads.
+            # Make the kernel's buffer small. Only the buffer of this process shows whether a client reads.
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**17)
             self._look(0, False)
 
@@ -218,14 +218,14 @@ def make_config(folder: str | Path, token: str, host: str = "127.0.0.1", port: i
             left = self.transport.get_write_buffer_size()
             answers = self.cycle is not None and not self.cycle.response_complete
             if (left and left == before) or (idle and not answers and not left):
-                # Without lingering, the kernel drops unread data at once.
+                # Let the kernel drop unread data at once, instead of waiting until the client reads it.
                 connection = self.transport.get_extra_info("socket")
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 self.transport.abort()
             else:
                 self.loop.call_later(PATIENCE_SECONDS, self._look, left, not answers)
 
-    # Readers keep event streams open, which end with the server. This needs no message.
+    # When the server ends, readers still have event streams open. Wait only a second for them, and log nothing.
     quiet: dict[str, Any] = {"log_level": "critical", "timeout_graceful_shutdown": 1}
     return uvicorn.Config(make_app(folder, token, host, port), host=host, port=port, http=Impatient, **quiet)
 
@@ -319,9 +319,9 @@ async def _guarded(
 
 
 async def _changes(request: Any, runs: Runs, names: Sequence[str]) -> AsyncIterator[str]:
-    """Yield a line at the start, because the reader's page may be old, and then whenever one of the runs changes.
+    """Yield a line at once, because the reader's page may be old, and another line whenever one of the runs changes.
 
-    If `names` is empty, a change of any run counts.
+    `names` are the runs that count. If it is empty, all runs count.
     """
     seen: Any = ()
     until = time.monotonic() + STREAM_SECONDS
@@ -336,5 +336,5 @@ async def _changes(request: Any, runs: Runs, names: Sequence[str]) -> AsyncItera
 def _state(runs: Runs, *names: str) -> Any:
     try:
         return runs.shown(*names) if names else runs.stamps()
-    except KeyError:  # removed meanwhile
+    except KeyError:  # a run was removed meanwhile
         return None

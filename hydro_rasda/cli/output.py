@@ -48,7 +48,7 @@ def print_record(console: Console, record: RunRecord) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a table with one line for each row, however wide. Numbers are right-aligned. Programs can read it, too."""
+    """Print a table, one line for each row, however long, so that programs can read it. Numbers are right-aligned."""
     headings, cells = [*map(one_line, headings)], [[*map(_cell, row)] for row in rows]
     columns = [*zip(*rows, strict=True)] or [() for _ in headings]
     right = [bool(column) and all(map(_numeric, column)) for column in columns]

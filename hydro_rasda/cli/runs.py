@@ -122,7 +122,7 @@ def show_run(path: str, json: bool) -> None:
     if len(lines) > FAILED:
         others = f"hydro-rasda trials {shlex.quote(path)} -w status=failed --json"
         console.print(f"{len(lines) - FAILED} other errors: {others}", markup=False, soft_wrap=True)
-    shown = sampling_line(record)  # the lines below the table already say this
+    shown = sampling_line(record)  # a message that `print_record` has already printed below the table
     for message in [message for message in record.messages if message.text not in shown][-SAID:]:
         console.print(f"{duration(message.seconds)}: {message.text}", markup=False, highlight=False)
     if not record.finished:
@@ -134,7 +134,7 @@ PAGE = "report.html"
 
 def write_report(path: str, out: str | None, as_json: bool) -> None:
     """Write the page, and print its path."""
-    from hydro_rasda.plots.page import write_page  # here, because it imports NumPy
+    from hydro_rasda.plots.page import write_page  # imported only here, because it imports NumPy
 
     record = read_record(path)
     file = write_page([record], record.path / PAGE if out is None else Path(out))
@@ -152,7 +152,7 @@ def compare_runs(paths: Sequence[str], as_json: bool, out: str | None = None) ->
     told, decided = compared(records, asked), verdict(records, asked)
     file = None
     if out is not None:
-        from hydro_rasda.plots.page import write_page  # here, because it imports NumPy
+        from hydro_rasda.plots.page import write_page  # imported only here, because it imports NumPy
 
         file = write_page(records, Path(out))
     if as_json:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def print_best(path: str, style: str, trial: int | None, export: str | None, recipe: bool = False) -> bool:
-    """Print the configuration or recipe of a trial. None is the best; return False if no trial has a score then."""
+    """Print the configuration or recipe of a trial. None is the best; then return False if no trial has a score yet."""
     record = read_record(path)
     if trial is None and best_score(record)[1] is None:
         return False
@@ -33,7 +33,7 @@ def print_best(path: str, style: str, trial: int | None, export: str | None, rec
     require(0 <= number < known, "--trial", number, f">= 0 and < {known}, the number of the run's trials")
     found = record.trials[number]
     if export is not None:
-        # Export first: if it fails, nothing must have gone to stdout.
+        # Export before anything is printed: if it fails, stdout must be empty.
         say(f"wrote {_loaded(path).save_model(export, number)}", error=True)
     if recipe:
         loop = _loaded(path).recipe(number)
@@ -47,7 +47,7 @@ def print_best(path: str, style: str, trial: int | None, export: str | None, rec
 
 
 def _loaded(path: str) -> TuneResult:
-    from hydro_rasda.results.result import load  # here, because it imports torch
+    from hydro_rasda.results.result import load  # imported only here, because it imports torch
 
     return load(path)
 
@@ -113,7 +113,7 @@ def list_trials(
         print_json([by_number[each["trial"]] for each in rows])
     elif as_csv:
         told = [columns, *([each.get(name) for name in columns] for each in rows)]
-        if sys.stdout.isatty():  # a program gets the raw values
+        if sys.stdout.isatty():  # escape values only for people; a program gets the raw ones
             told = [["" if value is None else one_line(value) for value in each] for each in told]
         csv.writer(sys.stdout, lineterminator="\n").writerows(told)
     else:
@@ -138,7 +138,7 @@ def filtered(rows: Sequence[TrialRow], columns: Sequence[str], where: Sequence[s
 
 def _meets(own: Any, holds: Callable[[Any, Any], bool], value: Any, text: str) -> bool:
     try:
-        # The table shows True and 1 where JSON has true and "1": accept both forms.
+        # Accept a value as JSON has it (true, "1"), and also as the table shows it (True, 1).
         return holds(own, own if str(own) == text else value)
     except TypeError:  # values without an order: "sgd" < 3, None > 1
         return False

@@ -61,7 +61,7 @@ def watch_run(path: str, as_json: bool, clock: Clock | None = None, wait: bool =
     """Show a run until nothing trains any more, as a live table on a terminal, and in lines otherwise.
 
     If `wait` is True, keep waiting for a run that was interrupted, or on which another machine works. If it is False,
-    return then. Return True if the run came to its end, False if it was interrupted.
+    return in these cases. Return True if the run came to its end, False if it was interrupted.
     """
     folder, clock = Path(path).expanduser().absolute(), clock or Clock()
     several = not (folder / SPEC).exists() and any(runs_in(folder))

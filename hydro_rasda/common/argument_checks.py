@@ -21,7 +21,7 @@ from fusion.argument_checks import require as require
 
 
 def in_order(value: set[Any] | frozenset[Any], show: Callable[[Any], str] = repr) -> str:
-    """Return a set as text that is equal in every process. The order in its `repr` differs between processes.
+    """Return a set as text that is the same in every process, unlike `repr`, whose order may differ.
 
     >>> in_order({"b", "a"}), in_order(frozenset({2, 1})), in_order(set())
     ("{'a', 'b'}", 'frozenset({1, 2})', 'set()')
@@ -41,7 +41,7 @@ def is_text(value: object) -> TypeGuard[str]:
     """Return whether a value is a string that files and other processes accept: valid in UTF-8, without NUL bytes."""
     try:
         return isinstance(value, str) and "\0" not in value and bool(value.encode() or True)
-    except UnicodeEncodeError:  # half of a surrogate pair
+    except UnicodeEncodeError:  # UTF-8 has no bytes for half of a surrogate pair
         return False
 
 
@@ -89,7 +89,7 @@ def check_text(name: str, value: object, optional: bool = False) -> None:
 def check_function(name: str, value: object, *counts: int, rule: str, or_class: bool = False) -> None:
     """Raise ValueError unless `value` can be called with one of the numbers of arguments `counts`.
 
-    Classes are refused, too, unless `or_class` is True.
+    If `or_class` is False, classes are refused, too.
     """
     holds = callable(value) and (or_class or not isinstance(value, type))
     try:
@@ -97,7 +97,7 @@ def check_function(name: str, value: object, *counts: int, rule: str, or_class: 
         holds = holds and any(binds(signature, count) for count in counts)
     except TypeError:
         holds = False
-    except ValueError:  # a function written in C may have no signature
+    except ValueError:  # a function written in C may lack a signature: then do not count its arguments
         holds = holds and not isinstance(value, type)
     require(holds, name, value, rule)
 

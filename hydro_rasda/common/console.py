@@ -19,7 +19,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u20
 
 
 def printable(text: object) -> str:
-    r"""Return a name or a value as text, with control characters, such as escape sequences, made visible.
+    r"""Return a name or a value as text in which control characters, such as those of escape sequences, are visible.
 
     >>> print(printable("\x1b[1mbold"))
     \x1b[1mbold

@@ -12,4 +12,4 @@ HEAT_NAMES: Final[tuple[HeatName, ...]] = get_args(HeatName)
 """The names in the order in which a run has these heats."""
 
 RunPart = HeatName | Literal["transfer check"]
-"""A part of a run that says how many epochs it trains: a heat, or the transfer check (`check_transfer`)."""
+"""A part of a run for which `Run.begin_heat` announces the epochs: a heat, or the transfer check (`check_transfer`)."""

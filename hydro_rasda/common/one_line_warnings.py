@@ -41,7 +41,7 @@ def warns_in_one_line(function: Callable[P, R]) -> Callable[P, R]:
 def _in_one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    # A UserWarning is about arguments, so a line of the library's code would only distract.
+    # Name the line of code, but not for a UserWarning: it is about arguments, and the line is one of the library's.
     where = "" if issubclass(category, UserWarning) else f" ({category.__name__}, {filename}:{lineno})"
     return f"warning: {message}{where}\n"
 

@@ -12,7 +12,8 @@ def needed_by(feature: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        name = error.name or getattr(error.__cause__, "name", None)  # Optuna raises an error of its own
+        # Optuna raises an ImportError without a name; its cause has the name of the package.
+        name = error.name or getattr(error.__cause__, "name", None)
         package = f"{name.partition('.')[0]}, which" if name else "a package that"
         told = f"{feature} needs {package} is not there: pip install 'hydro-rasda[{extra}]'"
         raise ImportError(told) from error

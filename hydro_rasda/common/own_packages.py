@@ -1,7 +1,8 @@
 """Check that Python finds this library's packages `fusion` and `surrogate`, not others of the same names.
 
-The package index has other packages of these names, and a script may lie beside a file `fusion.py`. Python imports
-the first one that it finds. Without this check, users would see an error about a missing name.
+The package index has other packages of these names, and a script may lie beside a file `fusion.py`. Python imports the
+first one that it finds. Without this check, users would see an error about a missing name, which does not tell the
+cause.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ def refuse_other_packages(*names: str) -> None:
     for name in names:
         try:
             spec = find_spec(name)
-        except ValueError:  # a module that was put into `sys.modules` by hand
+        except ValueError:  # raised for a module that code has put into `sys.modules` without a spec
             spec = None
         if spec is None or not _is_ours(spec):
             raise ImportError(_told(name, spec), name=name, path=None if spec is None else spec.origin)
 
 
 def _is_ours(spec: ModuleSpec) -> bool:
-    if spec.origin is None:  # a folder without code
+    if spec.origin is None:  # a folder without `__init__.py`
         return False
     get_source = getattr(spec.loader, "get_source", lambda name: None)
     source = get_source(spec.name)
-    # A package that is shipped without sources cannot be checked, and is accepted.
+    # A package that is shipped without its sources cannot be checked, so it is accepted.
     return spec.submodule_search_locations is not None if source is None else DISTRIBUTION in source
 
 

@@ -10,7 +10,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 class _Unquoted(str):
-    """Text that is shown without quotes."""
+    """A string whose `repr` has no quotes."""
 
     def __repr__(self) -> str:
         return str(self)

@@ -77,7 +77,7 @@ def hide(config: Mapping[str, Any], places: Collection[Place], by: Any = HIDDEN)
 
 
 def restore(config: Mapping[str, Any], places: Collection[Place], space: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with the secrets at `places` put back. The space has their values."""
+    """Undo `hide`: put the secrets at `places` back into a configuration. The space has their values."""
     return put(config, {place: value_at(space, place) for place in places})
 
 

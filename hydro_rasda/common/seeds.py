@@ -24,7 +24,7 @@ def derive_seed(*parts: int | str) -> int:
     >>> derive_seed(0, "weights", 1) == derive_seed(0, "weights", 1) != derive_seed(0, "weights", 2)
     True
     """
-    import numpy as np  # imported here, because reading settings does not need it
+    import numpy as np  # imported only here, because code that only reads settings does not need it
 
     entropy = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in parts]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -26,7 +26,8 @@ def show(value: Any, digits: int = 3) -> str:
 def error_line(told: str | None) -> str:
     """Return the line of a traceback that names the error, or the last line of another text.
 
-    An error may have many lines, and the last ones are often advice.
+    The message of an error may have several lines, of which the last ones are often advice. Only the first one is
+    returned.
 
     >>> error_line('Traceback:\\n  File "a.py", line 1, in f\\n    g()\\nRuntimeError: no memory\\nTry this.\\n')
     'RuntimeError: no memory'
@@ -37,7 +38,7 @@ def error_line(told: str | None) -> str:
 
 
 def counted(count: float, name: str) -> str:
-    """Return a count with a name, which is in the plural unless the count is 1. Floats have two digits.
+    """Return a count and a name; the name is in the plural unless the count is 1. Floats have two digits.
 
     >>> counted(1, "epoch"), counted(0, "epoch"), counted(1.04, "full training"), counted(2.5, "full training")
     ('1 epoch', '0 epochs', '1 full training', '2.5 full trainings')
@@ -56,7 +57,7 @@ def all_of(count: int, name: str) -> str:
 
 
 def numbers_first(value: Any) -> tuple[int, float, str]:
-    """Return a key by which values of any types sort: numbers come before texts.
+    """Return a sort key for values of different types: numbers come before texts.
 
     >>> sorted(["b", 3, "a", 0.5, True], key=numbers_first)
     [0.5, True, 3, 'a', 'b']

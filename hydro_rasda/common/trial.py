@@ -15,7 +15,7 @@ class Trial:
 
     Attributes:
         number: The trial's number: 0, 1, ... in the order in which configurations were sampled.
-        config: Hyperparameters, all of which reach the model function.
+        config: The hyperparameters. The model function gets all of them.
     """
 
     number: int

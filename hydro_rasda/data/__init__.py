@@ -1,4 +1,4 @@
-"""Data in three forms, read in one way: the same shuffle for every trial, no example left out.
+"""Data in three forms, all read in the same way: every trial gets the same shuffle, and no example is left out.
 
 The order of an epoch, and the random numbers that data sets and loaders draw for it, depend only on the run's seed and
 the epoch. All trials of a group therefore share each batch, trials are compared on the same batches, and a resumed run

@@ -13,7 +13,7 @@ from hydro_rasda.common.seeds import derive_seed
 from hydro_rasda.data.batches import ALONE, Batch, Shard, Share, batch_length
 
 Rows = Tensor | range
-"""Indices of examples: a range in evaluation, because slices are copied faster."""
+"""Indices of examples. Evaluation uses a range, because a slice is copied faster than single rows."""
 
 
 class IndexedBatches:
@@ -67,15 +67,16 @@ class IndexedBatches:
 
 
 def least(batch_size: int, epoch: int | None) -> int:
-    """Return the fewest examples that a rank may get: 2 in training, where BatchNorm needs statistics, otherwise 1."""
+    """Return the fewest examples that a rank may get: 2 in training, because BatchNorm needs statistics, else 1."""
     return 2 if epoch is not None and batch_size > 1 else 1
 
 
 def num_parts(batch: Batch, batch_size: int, parts: int) -> int:
-    """Return the number of micro-batches of a training batch; a whole batch of `batch_size` examples has `parts`.
+    """Return into how many micro-batches a training batch is split. A batch of `batch_size` examples has `parts`.
 
-    A smaller batch, such as the last one or a rank's share, may have fewer. So no part has a single example, for which
-    BatchNorm has no statistics. But if the parts of a whole batch have one example each, single examples are allowed.
+    A smaller batch, such as the last one or a rank's share, may have fewer, so that no micro-batch has a single
+    example, for which BatchNorm has no statistics. If micro-batches of a whole batch have single examples anyway, a
+    smaller batch has `parts`, too.
 
     >>> [num_parts(torch.zeros(examples), 8, 4) for examples in (8, 7, 5, 1)]
     [4, 3, 2, 1]

@@ -18,7 +18,8 @@ class Part(NamedTuple):
     """The part of a global batch that one rank takes.
 
     Attributes:
-        examples: Number of rows that count; 0 for a filler, if no example is left for the rank.
+        examples: Number of rows that count. It is 0 if no example is left for the rank: the rows are then a filler,
+            which does not count.
         weight: Factor of the rows' mean loss. With it, the average over the ranks is the mean loss of the global batch.
     """
 
@@ -42,7 +43,7 @@ class Shard:
 
         Args:
             examples: Size of the global batch, >= 1.
-            least: Minimum number of examples of each rank that gets any, if the batch has enough. BatchNorm needs 2.
+            least: If the batch has this number of examples, a rank gets at least as many, or none. BatchNorm needs 2.
 
         >>> [Shard(rank, 4).part(5, least=2).examples for rank in range(4)]
         [3, 2, 0, 0]
@@ -75,7 +76,7 @@ Data = Sequence[Tensor] | Dataset[Any] | Callable[[int], Iterable[Batch]]
 
 
 class Share(NamedTuple):
-    """One rank's part of a global batch, loaded; `examples` and `weight` as in `Part`."""
+    """The loaded examples of one rank's part of a global batch; `examples` and `weight` are those of `Part`."""
 
     batch: Batch
     examples: int
@@ -99,9 +100,9 @@ class Batches(Protocol):
     def shares(self, batch_size: int, epoch: int | None, shard: Shard) -> Iterator[Share]:
         """Yield one rank's part of each batch that a single process would read.
 
-        All ranks get the same number of shares. In training, no rank gets a single example, which BatchNorm would
-        refuse, unless `batch_size` is 1 or the batch has only one. If there are too few examples for all ranks, the
-        last ranks get fillers.
+        All ranks get the same number of shares. In training, no rank gets a single example, because BatchNorm would
+        refuse it. The exceptions are a `batch_size` of 1, and a batch with only one example. If there are too few
+        examples for all ranks, the last ranks get fillers.
 
         Args:
             batch_size: Examples of a batch, over all ranks.
@@ -178,8 +179,8 @@ def fresh(batch: Batch) -> Batch:
 def cut_off(batch: Batch) -> Batch:
     """Detach a batch's tensors from the autograd graph that computed them. Tensors that needed gradients still do.
 
-    Features may come from another model, with its graph. Only the first training step could backpropagate through the
-    graph.
+    Features that another model has computed may still hold the graph of that computation. A graph can be backpropagated
+    only once, so the second training step would fail.
     """
 
     def cut(leaf: Any) -> Any:

@@ -100,9 +100,10 @@ def _stands_out(batch: Batch, ranges: Ranges) -> bool:
 
 
 def _measures(batch: Batch) -> Iterator[tuple[tuple[object, ...], int, int]]:
-    """Yield (key, smallest, largest) for each leaf of a batch, its sizes and its integers; the key names the place.
+    """Yield (key, smallest, largest) for each leaf of a batch, for each axis of the leaf, and for its integers.
 
-    For a leaf itself, both numbers are 0, because its key alone tells whether the structure is new.
+    The key tells what was measured, and where in the batch. For a leaf itself, both numbers are 0, because its key
+    alone tells whether the structure is new.
     """
     leaves, structure = tree_flatten(batch)
     for i, leaf in enumerate(leaves):

@@ -18,7 +18,7 @@ from hydro_rasda.data.batch_splits import IndexedBatches, Rows, num_chunks
 from hydro_rasda.data.batches import Batch, Batches, Data
 
 MOST_FOLDS = 100
-"""Largest number of folds. Every configuration trains once per fold, so more are a mistake, such as leave-one-out."""
+"""Largest number of folds. More are a mistake (such as leave-one-out): every configuration trains once per fold."""
 
 SHORTEST = 0.5
 """The smallest training set of a fold must have at least this share of the examples of the largest one.
@@ -53,8 +53,8 @@ class RowsOf(IndexedBatches):
     Args:
         rows: Indices of the examples in `base`.
         common: The smallest number of rows of any fold: training rows if `rows` are training rows, else validation
-            rows. A training epoch draws `common` examples, other ones in each epoch. In evaluation, the first `common`
-            examples form batches of their own, whose sizes are equal in all folds.
+            rows. Each training epoch draws `common` of the examples anew. In evaluation, the first `common` examples
+            form batches whose sizes are equal in all folds. The remaining examples form further batches.
     """
 
     def __init__(self, base: IndexedBatches, rows: Tensor, seed: int, common: int) -> None:
@@ -113,7 +113,7 @@ class Folds:
         return replace(self, base=self.base.on(device))
 
     def indices(self) -> tuple[Tensor, ...]:
-        """Return the indices of all folds, by which a later call recognizes them."""
+        """Return the indices of all folds. They identify the data of a run, so that a later call recognizes them."""
         return tuple(part for fold in self.rows for part in fold)
 
 
@@ -135,7 +135,7 @@ def is_splitter(data: object) -> bool:
 def make_folds(splitter: Any, data: Data, batches: Batches, seed: int) -> Folds:
     """Split the training data into the folds of a splitter.
 
-    If a splitter draws random numbers without a `random_state`, they depend on the run's seed.
+    If the splitter draws random numbers and has no `random_state`, the numbers depend on the run's seed.
     """
     if isinstance(splitter, type):
         raise ValueError(
@@ -162,7 +162,7 @@ def make_folds(splitter: Any, data: Data, batches: Batches, seed: int) -> Folds:
 def _pairs(splitter: Any, data: Any, length: int) -> list[Any]:
     """Return the splitter's pairs of indices; raise ValueError if the splitter fails.
 
-    Examples are only read if the splitter needs targets that are not available otherwise.
+    Examples are read only if the splitter fails without targets, and only the examples have targets.
     """
     try:
         inputs, targets = _inputs_and_targets(data, length)
@@ -171,7 +171,7 @@ def _pairs(splitter: Any, data: Any, length: int) -> list[Any]:
         except Exception:
             if targets is not None or _tensors(data):
                 raise
-        # The splitter may need targets, which only the examples have.
+        # The splitter has failed without targets, so read the targets from the examples, and try again.
         return [tuple(pair) for pair in splitter.split(inputs, np.array([_target(data[i]) for i in range(length)]))]
     except Exception as error:
         told = f"`val_data` is {splitter!r}, which fails on the {length} examples of `train_data`"
@@ -194,7 +194,7 @@ def _targets(data: Any, length: int) -> Any:
     """Return the attribute `targets` of a data set as an array; None if it does not have one target per example."""
     try:
         found = np.asarray(getattr(data, "targets", None))
-    except (TypeError, ValueError):  # targets of different lengths, such as boxes, or on a GPU
+    except (TypeError, ValueError):  # for example targets of different lengths (boxes), or on a GPU
         return None
     return found if found.ndim and len(found) == length else None
 

@@ -12,20 +12,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-_OPENED = Path("/proc/self/fd")  # exists on Linux, the only system on which the library forks
+_OPENED = Path("/proc/self/fd")  # only Linux has it, and the library forks only on Linux
 _KERNELS = ("/proc/", "/sys/")
-"""Folders of the kernel's files. They hold no data, and may vanish while they are open, when their process ends."""
+"""Folders of the kernel's files, which hold no data. Such a file may vanish while it is open, when its process ends."""
 
 _STANDARD = 3
-"""Lower descriptors are standard input, output and error, from which no data set reads."""
+"""Lower descriptors are standard input, output and error. They are left alone, because no data set reads from them."""
 
 
 def open_files_again() -> None:
     """Reopen each file that this forked process inherited, under the same descriptor, so that it has its own position.
 
     It does not matter what holds the descriptor: an attribute, a global, or a library in C. Files that are open only to
-    write or append stay shared, because each process adds to what the others wrote. So do files with a write lock,
-    because the lock belongs to the file as it was opened.
+    write or append stay shared, because each process adds to what the others wrote. Files with a write lock stay
+    shared, too, because a file that is opened again would be without the lock.
 
     Files that are open to both read and write ("r+", "w+") get their own positions, too. Such a file may be a data set
     or a log, and wrong rows are worse than lost lines. If several processes write to such a log, their lines overwrite
@@ -38,7 +38,7 @@ def open_files_again() -> None:
     for number in [number for number in numbers if number >= _STANDARD]:
         try:
             kind, info = os.fstat(number).st_mode, Path(f"/proc/self/fdinfo/{number}").read_text()
-        except OSError:  # the descriptor of the folder listing above, which is closed by now
+        except OSError:  # `listdir` above had this descriptor open; it is closed by now
             continue
         flags = int(info.partition("flags:")[2].split()[0], 8)
         written = flags & os.O_ACCMODE == os.O_WRONLY or flags & (os.O_APPEND | os.O_PATH)

@@ -32,7 +32,7 @@ from hydro_rasda.data.open_files import OwnFiles
 
 
 class TensorBatches(IndexedBatches):
-    """Tensors with the same number of examples; a batch is a tuple with one tensor for each of them."""
+    """Tensors with the same number of examples. A batch is a tuple that has some rows of each tensor."""
 
     def __init__(self, tensors: tuple[Tensor, ...], argument: str, device: torch.device, seed: int) -> None:
         lengths = [len(t) if t.ndim else 0 for t in tensors]
@@ -49,12 +49,13 @@ class TensorBatches(IndexedBatches):
         return super()._order(epoch).to(self._tensors[0].device)
 
     def _load(self, parts: Sequence[Rows], seed: int) -> Iterator[Batch]:
-        device = self._tensors[0].device  # indices of folds come from the CPU; all are moved at once, to wait only once
+        # Indices of folds are on the CPU. Move all of them before the first batch, so that no later batch waits.
+        device = self._tensors[0].device
         return map(self._take, [part.to(device) if isinstance(part, Tensor) else part for part in parts])
 
     def _take(self, rows: Rows) -> Batch:
         at = rows if isinstance(rows, Tensor) else slice(rows.start, rows.stop, rows.step)
-        # A slice is cloned, because it shares memory with the user's tensor, or with read-only memory of Ray.
+        # A slice would share the memory of the user's tensor, or read-only memory of Ray, so clone it.
         taken = [t[at] if isinstance(rows, Tensor) else t[at].clone() for t in self._tensors]
         return tuple(t.requires_grad_(asked) for t, asked in zip(taken, self._differentiable, strict=True))
 
@@ -110,7 +111,7 @@ class DatasetBatches(IndexedBatches):
         length = length_of(dataset, argument)
         self._dataset, self._length, self._device, self._seed = dataset, length, device, seed
         self._workers = workers
-        self._can_be_sent: bool | None = None  # not yet known
+        self._can_be_sent: bool | None = None  # None: not checked yet
 
     def _load(self, parts: Sequence[Rows], seed: int) -> Iterator[Batch]:
         rows = [part.tolist() if isinstance(part, Tensor) else list(part) for part in parts]
@@ -121,7 +122,8 @@ class DatasetBatches(IndexedBatches):
             num_workers=workers if len(rows) > 1 else 0,
             pin_memory=workers > 0 and self._device.type == "cuda",
             worker_init_fn=OwnFiles(),
-            # The loader draws a seed that nothing uses. It must not come from the generator of the models.
+            # The loader draws a seed that nothing uses. With its own generator, it leaves the models' random numbers
+            # alone.
             generator=torch.Generator(),
         )
         return (move(batch, self._device) for batch in loader)
@@ -145,7 +147,7 @@ class DatasetBatches(IndexedBatches):
 def default_workers(device: torch.device) -> int:
     """Return the number of worker processes for a device: a few for a GPU; 0 for a CPU, whose cores train models.
 
-    It is at most the number of cores that this process may use, because torch warns of more.
+    It is at most the number of cores that this process may use, because torch would warn of more worker processes.
     """
     if device.type != "cuda":
         return 0
@@ -182,7 +184,7 @@ def _collated_objects(examples: Sequence[Any], *, collate_fn_map: dict[Any, Any]
     joined = {}
     for name in each[0]:
         values = [found[name] for found in each]
-        missing = all(value is None for value in values)  # if only some are None, torch's `collate` raises
+        missing = all(value is None for value in values)  # if only some values are None, torch's `collate` raises
         joined[name] = None if missing else collate(values, collate_fn_map=collate_fn_map)
     return with_fields(type(examples[0]), joined)
 
@@ -209,7 +211,7 @@ class LoaderBatches:
 
         batches, length = 0, None
         for batch in _apart(make, derive_seed(self._seed, "shuffle", epoch)):
-            if batches == 0:  # only once, because a sampler may have to iterate to find its length
+            if batches == 0:  # only once, because a sampler may iterate to find its length
                 length = _length(made[0])
             if batches == length:
                 break
@@ -269,12 +271,12 @@ class LoaderBatches:
 def _length(loader: Iterable[Batch]) -> int | None:
     try:
         return len(loader)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):  # the `__len__` of an iterable dataset's DataLoader raises
+    except (TypeError, NotImplementedError):  # for example a loader of an iterable dataset without a length
         return None
 
 
 def _apart(make: Callable[[], Iterable[Batch]], seed: int) -> Iterator[Batch]:
-    """Make and read an iterable with its own random numbers, apart from those that models draw in between."""
+    """Make an iterable and read it. It draws from its own random numbers, not from those of the models."""
     stream = Stream(seed)
     with stream.drawn_from():
         batches = iter(make())
@@ -320,7 +322,7 @@ def make_batches(
         return DatasetBatches(data, argument, device, seed, loader_workers)  # type: ignore[arg-type]
     if callable(data) and not isinstance(data, type) and binds(inspect.signature(data), 1):
         return LoaderBatches(data, argument, device, seed)
-    # Tables are refused, because indexing a pandas table finds a column, or a row by its label, not the n-th example.
+    # Refuse tables, because `table[n]` in pandas returns a column, or the row with this label, not the n-th example.
     hint = ". `.to_numpy()` makes arrays of tables" if tables else ""
     hint += ". This function does not take one argument" if inspect.isfunction(data) or inspect.ismethod(data) else ""
     splitter = ", or a splitter such as `KFold(5)`" if argument == "val_data" else ""
@@ -338,10 +340,12 @@ def _kind(data: object) -> str:
 
 def _tensor(data: Any, argument: str) -> Tensor:
     if isinstance(data, np.ndarray) and (min(data.strides, default=0) < 0 or not data.dtype.isnative):
-        data = np.ascontiguousarray(data, data.dtype.newbyteorder("="))  # torch has no such tensors
+        # torch refuses arrays with negative strides, or with the byte order of other machines.
+        data = np.ascontiguousarray(data, data.dtype.newbyteorder("="))
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nothing writes to it
+            # The warning is about writing to such an array, but the library never writes to data.
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             tensor = torch.as_tensor(data)
     except (TypeError, ValueError) as error:
         raise ValueError(f"`{argument}` is an array of {data.dtype}, but must be one of numbers: {error}") from error

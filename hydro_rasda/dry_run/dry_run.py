@@ -120,7 +120,7 @@ def survey_data(problem: Problem, trial: Trial, found: DryRun) -> None:
     problem = replace(problem, copied=found.copied)
     try:
         target = problem.target(trial).eval()
-    except Exception as error:  # unexpected: `model_fn` did not raise in the dry run
+    except Exception as error:  # unexpected, because `model_fn` did not raise in the dry run
         raise Misfit(str(error)) from error
     _survey(problem, trial, target, found.metrics)
 
@@ -178,7 +178,7 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
         _try_copy(tried, trial, parts[0])
     reads = frozenset(notes.read) | getattr(as_given(problem.objective), "reads", frozenset())
     steady = min(epoch_seconds, _repeated(problem, target, parts[0]) * len(parts) * steps)
-    models = problem.settings.models("race")  # a finalist's models train in turn, and all stay in memory
+    models = problem.settings.models("race")  # a finalist's models train in turn, but all are in memory
     return DryRun(
         parameters=parameters,
         pretrained=pretrained,
@@ -273,7 +273,7 @@ def _first_batch(problem: Problem, trial: Trial) -> Batch:
 
 def _addresses(model: nn.Module) -> set[int]:
     """Return the addresses of the model's tensors that training changes."""
-    # Frozen parameters may be shared, because training does not write to them.
+    # Leave out frozen parameters: models may share them, because training does not write to them.
     tensors = (*(p for p in model.parameters() if p.requires_grad), *model.buffers())
     return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
 
@@ -307,7 +307,7 @@ def _try_optimizer(problem: Problem, trial: Trial, target: nn.Module) -> None:
 
 
 def _try_surrogate(problem: Problem, trial: Trial) -> WidthPlan | None:
-    """Build a surrogate and return its plan; None if the sweep trains the full-size model."""
+    """Build a surrogate, and return the plan of its widths; None if the sweep trains the full-size model."""
     try:
         narrow = problem.surrogate(trial, checked=True)
     except (Exception, SystemExit) as error:

@@ -28,7 +28,7 @@ from hydro_rasda.training.lr_and_decay_by_parameter import check_rule
 from surrogate import doubtful_hyperparameters
 
 ASKED_STEPS = 64
-"""A user's schedule function is called for this many steps, spread from the first to the last."""
+"""A user's schedule function is called for this many steps, spread evenly from the first step to the last one."""
 
 _PRETRAINED = (
     "the model's initial weights are the same from every seed, as pretrained ones are: a surrogate of {:g} of its "
@@ -46,7 +46,7 @@ _LOWER = re.compile(
     r"deviance|regret"
 )
 _TURNED = re.compile(r"neg|negative|minus|inverse|inv")
-"""Words in metrics' names: higher is better (`_HIGHER`), lower is better (`_LOWER`), or reversed (`_TURNED`)."""
+"""Words in a metric's name that say that higher (`_HIGHER`) or lower (`_LOWER`) is better, or that reverse this."""
 
 _NO_DECAY = (
     'hint: the learning rate never decays. A decay usually gains more than any other key. Add `"schedule": "cosine"` '
@@ -95,7 +95,7 @@ def get_ready(
     keys, configs = problem.library_keys(space), [problem.library_keys(trial.config) for trial in trials]
     _check_schedules(problem, keys, configs)
     found = survived_dry_run(problem, trials, doing or CrashLog())
-    if not problem.is_own("sweep"):  # the user's own loop reads the data itself
+    if not problem.is_own("sweep"):  # only the user's own loop can read its data
         _check_largest_batches(problem, configs)
     warmup = longest_warmup(keys, configs, settings.max_t)
     if found.pretrained:
@@ -111,7 +111,7 @@ def get_ready(
     if later != settings:
         rungs = f"at epoch {later.sweep.grace_period} of the sweep and {later.first_look} at full size"
         messages.insert(0, f"warm-ups last up to {warmup:g} epochs: the first rungs are {rungs}")
-    count = max(settings.num_samples, len(trials))  # a grid has more trials; with a searcher, `trials` has the first
+    count = max(settings.num_samples, len(trials))  # a grid may have more trials than `num_samples`
     if settings.sweep.surrogate < 1 and count <= settings.race.top_k:
         few = f"whatever surrogates say, {all_of(count, 'configuration')} can enter the race"
         messages.append(f"{few}: `sweep=SweepConfig(surrogate=1)` trains at full size from the start")
@@ -163,7 +163,7 @@ def _of_surrogates(problem: Problem, found: DryRun, ratio: float) -> list[str]:
     told, summary = about_width_argument(problem.model_fn), found.narrowed.summary
     if found.narrowed.mostly_wide:
         warn(f"only {summary}: surrogates save little. Give `model_fn` an argument `width_ratio`")
-    elif "(" in summary:  # lists sizes that did not become narrower
+    elif "(" in summary:  # in parentheses are the sizes that did not become narrower
         told = "; ".join(filter(None, [f"surrogates have {ratio:g} of the width: {summary}", told]))
     return [told] if told else []
 
@@ -206,7 +206,7 @@ def _warn_of_endless(warmup: float, max_t: int) -> None:
 
 
 def _has_decay(problem: Problem, space: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]) -> bool:
-    """Tell whether learning rates decay in any training, need no decay, or may decay by the user's own code."""
+    """Return True if learning rates decay in any training, need no decay, or may decay by the user's own code."""
     of_objective = getattr(as_given(problem.objective), "optimizer_settings", None)
     if problem.own_loop is not None or of_objective is not None:
         return True

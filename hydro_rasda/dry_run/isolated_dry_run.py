@@ -41,9 +41,9 @@ def survived_dry_run(problem: Problem, trials: Sequence[Trial], doing: CrashLog)
         if scouted.found is not None:
             for _, warning in scouted.warned:
                 warnings.warn_explicit(**warning)
-            # Read the data in this process, so that later forks share the cache if a Dataset caches its examples.
+            # Read the data in this process: if a Dataset caches its examples, later forks then share the cache.
             with contextlib.suppress(Misfit), warnings.catch_warnings():
-                for text, warning in scouted.warned:  # these were given above
+                for text, warning in scouted.warned:  # do not give them twice
                     warnings.filterwarnings("ignore", re.escape(text), lineno=warning["lineno"])
                 survey_data(problem, scouted.trial, scouted.found)
                 return scouted.found
@@ -97,7 +97,7 @@ def _scouted(problem: Problem, trials: Sequence[Trial]) -> tuple[list[Trial], _S
         scouted = _scout(problem, left)
         if not scouted.how:
             return safe + left, scouted
-        scouted = _scout(problem, [scouted.trial])  # another process may have used up the memory; so try once more
+        scouted = _scout(problem, [scouted.trial])  # try it once more: other processes may have used up the memory
         if not scouted.how:
             return [*safe, scouted.trial], scouted
         first = first or _deadly(scouted.trial, f"{DEATHS} times, {scouted.how}")
@@ -120,7 +120,7 @@ def _scout(problem: Problem, trials: Sequence[Trial]) -> _Scouted:
                 yield trial
 
         found = None
-        # Errors are ignored, because the tuner's process repeats a dry run that fails here, and raises its error.
+        # Ignore errors: the tuner's process repeats a dry run that fails here, and then raises the error itself.
         with contextlib.suppress(Exception), warnings.catch_warnings(record=True) as caught:
             found = _as_sent(dry_run(problem, each(), survey=False))
         warned = {(str(one.message), one.filename, one.lineno): plain_warning(one) for one in caught}
@@ -135,7 +135,7 @@ def _scout(problem: Problem, trials: Sequence[Trial]) -> _Scouted:
 
 
 def _as_sent(found: DryRun) -> DryRun:
-    """Return findings as another process receives them. Raise if their model inputs, of any type, cannot be sent."""
+    """Return findings as another process gets them. Raise if they cannot be sent: model inputs may have any type."""
     sent = io.BytesIO()
     torch.save(found, sent)
     sent.seek(0)

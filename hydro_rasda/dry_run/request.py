@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `tune` that say what is tuned, under the same names."""
+    """The arguments of `tune` for the model, the space, the data and the training, under the same names."""
 
     model_fn: Callable[..., nn.Module]
     space: Mapping[str, Any]
@@ -177,7 +177,7 @@ class Request:
         if folds is not None:
             settings = replace(settings, folds=len(folds))
             train_data, val_data = folds.data(0, settings.seed)
-        if settings.models("race") > 1:  # a device trains all of a finalist's models
+        if settings.models("race") > 1:  # one device trains all models of a finalist
             settings = replace(settings, race=replace(settings.race, max_workers=1))
         if folds is None and not self.sweeps:
             train_data, val_data = (self._batches(name, data, where) for name, data in self.data.items())

@@ -29,13 +29,13 @@ _LATE = (*_DATA, "model", "parts", "environment", "code")
 """Keys of `run.json` that are known only after the dry run, or that are not part of a run's identity."""
 
 _PIECES = 200
-"""Largest number of a function's pieces that are compared before the dry run. After it, all pieces are compared."""
+"""Largest number of a function's pieces (see `Content`) that are compared before the dry run; after it, all are."""
 
 
 class Identity:
     """The identity of a requested run, recorded before any of the user's functions is called.
 
-    Secrets of the space are hidden, but count in its digest.
+    Secrets of the space are hidden in its description, but count in its digest.
     """
 
     def __init__(self, request: Request) -> None:
@@ -62,14 +62,14 @@ class Identity:
     def known(self, settings: TuneConfig, found: Mapping[str, Any]) -> dict[str, Any]:
         """Return the identity as far as it is known before a dry run; take the rest from the existing run.
 
-        `found` is the content of that run's `run.json`. It has the pieces of each function that calls left unchanged. A
-        function that lacks one of these pieces is another function.
+        `found` is the content of that run's `run.json`. For each function, it has the pieces that did not change when
+        the function was called. A function that lacks one of these pieces is another function.
         """
         noted, digests = found.get("code", {}), found.get("digests", {})
         others = {name for name, of in self._before.items() if not noted.get(name, {}).items() <= _short(of).items()}
         others |= {name for name, of in self._data.items() if are_tensors(of) and data_digest(of) != digests.get(name)}
         early = {**determining(settings), "python": platform.python_version()}
-        if found.get("surrogate") == 1:  # that run may have found that the model is pretrained
+        if found.get("surrogate") == 1:  # the dry run of that run may have set it for a pretrained model
             early["surrogate"] = 1
         late = {name: found[name] for name in _LATE if name in found}
         late["code"] = {**noted, **{name: _short(of) for name, of in self._before.items() if name in others}}
@@ -79,12 +79,12 @@ class Identity:
 
     def asked(self, ready: Ready, batch_size: int) -> dict[str, Any]:
         """Return the content of `run.json`, by which a later call recognizes the run."""
-        # Values that calls have changed, such as counters, are not parts of the functions.
+        # Leave out values that calls have changed, such as counters: they do not identify a function.
         stayed = {name: unchanged(self._before[name], content(function)) for name, function in self._functions.items()}
         problem, objective = ready.problem, as_given(ready.problem.objective)
 
         def of_data(given: Any) -> str:
-            # The user's own loop alone knows how to read its data.
+            # Only the user's own loop knows how to read its data, so take the digest of the objects as they are.
             known = are_tensors(given) or not problem.is_own("sweep")
             return data_digest(given, batch_size) if known else digest(content(given))
 

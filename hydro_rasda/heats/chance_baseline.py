@@ -24,7 +24,7 @@ EXAMPLES = 10_000
 """Number of training examples from which the constant is computed. They give a class frequency to about 0.01."""
 
 RELATIVE_MARGIN = 0.01
-"""Margin of a loss, relative to the constant's loss. Both are measured on the same examples, so that noise cancels.
+"""Margin of a loss, relative to the loss of the constant. Both are of the same examples, so noise cancels.
 
 A trial within the margin improves on the constant's loss by less than a hundredth. With the squared error, R squared is
 then below 0.01.
@@ -32,7 +32,7 @@ then below 0.01.
 
 
 _OTHER_OUTPUTS = AttributeError, IndexError, KeyError, TypeError, ValueError
-"""Errors of a loss that does not accept a single tensor with one column for each class of the training data."""
+"""Errors of a loss that refuses a constant: it expects another output than one tensor with a column for each class."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ def warn_of_chance(run: Run, scores: Mapping[int, float], epoch: int) -> None:
         f"no trial's {run.settings.metric} differs from chance at the first rung (epoch {epoch}): the best is "
         f"{best:.4g}, a constant prediction has {chance.score:.4g}. {remedy}, or look at the range of `lr`"
     )
-    run.store.keep_message(told)  # sends no event, because callbacks that show events also show warnings
+    run.store.keep_message(told)  # not `run.say`: a callback that shows messages also shows the warning
     warn(told)
 
 
 def unbeaten_chance(run: Run, heat: HeatName, scores: Mapping[int, float]) -> Chance | None:
-    """Return the chance baseline if no trial of a heat beats it. If a trial does, or if it is unknown, return None.
+    """Return the chance baseline if no trial of a heat beats it; None if a trial beats it, or if it is unknown.
 
     The baseline is known only if the library made the objective from `loss_fn`, not if the user wrote `objective`.
     """
@@ -109,7 +109,7 @@ def chance_of(problem: Problem, batch_size: int, classes: bool) -> Chance | None
                 tried.append(_measured(problem, constant, measured, EVAL_BATCH_FACTOR * batch_size))
             except _OTHER_OUTPUTS:
                 continue
-            except Exception as error:  # the loss may still accept another constant
+            except Exception as error:  # the loss may still accept the next constant
                 failed.append(error)
     except Exception as error:  # the user's data may raise anything
         failed.append(error)
@@ -130,7 +130,7 @@ def _targets(batches: Iterator[Batch]) -> Tensor:
     found: list[Tensor] = []
     examples = numbers = 0
     for _, target in batches:
-        found.append(target if target.is_floating_point() else target.flatten())  # as sequences may differ in length
+        found.append(target if target.is_floating_point() else target.flatten())  # flat: sequences may differ in length
         examples, numbers = examples + len(target), numbers + target.numel()
         if examples >= EXAMPLES or numbers >= 100 * EXAMPLES:
             break
@@ -144,7 +144,8 @@ def _constants(target: Tensor, classes: bool) -> list[Tensor]:
     returned.
     """
     if not target.is_floating_point():
-        counts = torch.bincount(target[target >= 0]) + 1.0  # no frequency is 0, as validation data may have the class
+        # Add 1, so that no class has the frequency 0: the validation data may have a class that these targets lack.
+        counts = torch.bincount(target[target >= 0]) + 1.0
         return [(counts / counts.sum()).log()] if classes else []
     mean = target.mean(0)
     return [mean, mean.log(), mean.logit()] if bool(((mean > 0) & (mean < 1)).all()) else [mean]

@@ -33,15 +33,15 @@ class WaitingKind:
 
 
 Round = Mapping[str, Sequence[int]]
-"""Maps each kind to the sizes of its groups that train side by side. Groups take the kind's first trials in order."""
+"""Maps each kind to the sizes of its groups that train side by side. The groups take the first trials of the kind."""
 
 
 def next_groups(waiting: Mapping[str, WaitingKind], cores: int = 1, share: float = 1.0) -> list[Group]:
     """Choose the next groups of a device: one group, or as many as the device has cores.
 
     Normally, all cores train equally large groups of one kind, which end at the same time. For small models, a group of
-    many members takes hardly longer than a group of a few. Then one core for each kind can be faster. The measured
-    speeds decide between the two.
+    many members takes hardly longer than a group of a few. Then it can be faster to give each kind one core. The
+    measured speeds decide between the two plans.
 
     Args:
         waiting: Waiting trials by kind. The first kind is that of the first trial in the queue.

@@ -24,7 +24,7 @@ from hydro_rasda.space.domains import plain
 
 
 class Costs:
-    """The costs of configurations. Each is measured once in a run, and only if the settings name it."""
+    """The costs of configurations. Costs that the settings name are measured, at most once for each configuration."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._names = run, run.settings.comparison.costs
@@ -53,7 +53,7 @@ class Costs:
         problem = self._run.problem
         try:
             costs = model_costs(replace(problem, model_fn=notes.taken_by(problem.model_fn)), trial, self._names)
-        except (Exception, SystemExit):  # the model fails, or keeps its configuration and may read more of it later
+        except (Exception, SystemExit):  # the model fails, or keeps its configuration: its reads are unknown
             return self._alone(trial)
         if (reads := notes.of(config)) is not None:
             self._known.append((batches, reads, costs))

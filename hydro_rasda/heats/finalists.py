@@ -69,7 +69,7 @@ def finalists_of_rule(
 
 
 def finalists_in_time(run: Run, search: Search, copies: Collection[int] = ()) -> list[int]:
-    """Choose finalists if the time budget ended the sweep. Trials that trained longer come first, then better trials.
+    """Choose finalists if the time budget ended the sweep. Longer trained trials come first; in a tie, better ones.
 
     Args:
         copies: Trials that were to continue as copies of others. They are left out, because none of them has trained
@@ -106,7 +106,7 @@ def finalists_found(run: Run, search: Search, found: Sequence[int]) -> list[int]
 
 
 def _announced(run: Run, finalists: list[int], recalled: bool) -> list[int]:
-    """Tell callbacks of the finalists, and return them. `recalled` is True if an earlier call has chosen them."""
+    """Tell callbacks of the finalists, and return them. `recalled` is True if an earlier call has chosen the trials."""
     among = tuple(sorted(run.history.trials))
     run.notify(FinalistsChosen, candidates=among, kept=tuple(finalists), recalled=recalled)
     return finalists
@@ -140,9 +140,9 @@ def by_found_schedules(run: Run, finalists: Sequence[int]) -> tuple[list[int], l
     races with a linear decay, so that a schedule which does not transfer costs little. Both variants become new trials,
     which the sweep did not train. There are still `top_k` finalists, so they come from half as many lineages.
 
-    Finalists stay as they are if the sweep copied no trial. They also stay if the sweep ran at full width, because then
-    their training continues. The same holds if nothing would read a schedule, because the user's function trains the
-    models or because the objective has `optimizer_settings`.
+    Finalists keep their own schedules if the sweep copied no trial, or if it ran at full width, because then their
+    training continues. They also keep them if nothing would read a schedule: the user's function trains the models, or
+    the objective has `optimizer_settings`.
 
     Returns:
         The finalists, and the lines that tell the user about them.
@@ -211,7 +211,8 @@ def hand_over(run: Run, finalists: Sequence[int]) -> None:
     Args:
         run: A run whose sweep is over or out of time. If it is out of time, its checkpoints stay for a call with more
             time.
-        finalists: Finalists that have already trained at full size stay as they are.
+        finalists: The finalists. A finalist that has trained at full size for as long as in the sweep keeps that
+            training.
     """
     if run.problem.goes_on:
         for number in finalists:
@@ -242,9 +243,9 @@ def _goes_on(run: Run, number: int) -> bool:
         return False
     if run.history.epochs_in(source, number) < max(curve):
         return False
-    if run.problem.is_own("sweep"):  # its checkpoint holds the weights of the best epoch
+    if run.problem.is_own("sweep"):  # a checkpoint of the user's own loop holds the best epoch's weights
         return True
-    # The sweep kept only the last weights. If an earlier epoch is to be kept, the finalist trains again from the start.
+    # The sweep kept only the last weights. If the race must keep those of an earlier epoch, the finalist starts anew.
     kept = max(curve) if run.settings.race.keep == "last" else kept_epoch(curve, run.settings.mode)
     return math.isfinite(run.history.score("sweep", number)) and kept == max(curve)
 

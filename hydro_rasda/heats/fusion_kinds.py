@@ -45,8 +45,8 @@ def find_kinds(
 
     Args:
         children: Processes to fork for building the models; 0 builds them in this process.
-        doing: With `children=0`, notes the model that is being built, in case this process dies of it. None notes
-            nothing.
+        doing: The crash log. With `children=0`, it notes which model is being built, in case this process dies of it.
+            None for no log.
         costs: `costs[trial]` has the costs of the trial's full-size model. They are added to the unit's lines.
         until: Time of the monotonic clock after which no more models are built. The first model of each process is
             always built. The unit leaves out trials whose models were not built.
@@ -117,9 +117,9 @@ def _built(
 
 
 ALIKE = 4
-"""If this many models with the same configuration values had the same kind, further such models are not built."""
+"""If this many models that were built from the same values had the same kind, further such models are not built."""
 MOST = 256
-"""Largest number of distinct configurations to remember. If there are more, few of them are alike."""
+"""Largest number of distinct configurations to remember. If there are more, hardly any two of them are alike."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _kinds_of(
     """Find the kind of each trial; also return the plans of narrower models, for use in other processes."""
     seen: list[_Seen] = []
     found: dict[int, _Kind] = {}
-    # Trials at which a process died come last.
+    # Build those models last at which earlier processes died.
     for trial in sorted(trials, key=lambda trial: doing.suspected(_building(trial))):
         if trials[0].number in found and time.monotonic() >= until:
             break
@@ -186,7 +186,7 @@ def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:
         reads = _reads(problem, trial, notes)
         if notes is not None:
             notes.read |= problem.objective_reads
-    except (Exception, SystemExit):  # SystemExit would end the script as if it had succeeded
+    except (Exception, SystemExit):  # a SystemExit of `model_fn` would end the script, perhaps with success
         return _Kind(error=traceback.format_exc())
     if alike is not None:
         alike.digest = digest if alike.digest == digest else ""
@@ -198,9 +198,9 @@ def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:
 
 def _digest(problem: Problem, trial: Trial, surrogate: nn.Module) -> str:
     """Return a digest of everything that the trials of a group share."""
-    # Members of a group may have different optimizers if these update the same parts of the model.
-    # Surrogates of one width may belong to full-size models of different widths. Then their learning rates scale
-    # differently.
+    # The optimizers are left out: members may have different ones, if these update the same parts of the model. The
+    # multipliers are not left out: full-size models of different widths may have equal surrogates, whose learning rates
+    # scale differently.
     settings = optimizer_settings(problem.objective, surrogate, trial.config)
     scales = multipliers(settings, surrogate, problem.settings.sweep.surrogate)
     accumulate, parts = read(settings.config, "accumulate"), own_parts(settings.config)
@@ -211,11 +211,12 @@ def _digest(problem: Problem, trial: Trial, surrogate: nn.Module) -> str:
 def _reads(problem: Problem, trial: Trial, notes: Notes | None) -> Reads | None:
     """Return the configuration values that decide about a trial's model; None if they are not known.
 
-    They were read when the model was built, or earlier, when the plan of its narrower model was made.
+    A value may have been read when the model was built, or earlier, when the plan of its narrower model was made.
     """
     reads = None if notes is None else notes.of(trial.config)
     if reads is not None and reads_config(as_given(problem.objective)):
-        # The objective's keys decide about the kind, too. Floats do not, because each fused member has its own value.
+        # The keys of the objective decide about the kind, too, except floats: in a fused group, each member has its own
+        # value.
         given = Notes()
         given.read |= {key for key, value in leaves(steering(trial.config)) if not isinstance(value, float)}
         also = given.of(trial.config)
@@ -227,8 +228,8 @@ def _reads(problem: Problem, trial: Trial, notes: Notes | None) -> Reads | None:
 def build_noting(problem: Problem, trial: Trial) -> tuple[nn.Module, Notes | None]:
     """Build a trial's surrogate. Return it with notes of the keys that `model_fn` read; None if these are unknown.
 
-    They are unknown if the model keeps the configuration, because then it may read any key later. They are also unknown
-    if `model_fn` fails on the stand-in that notes the keys.
+    The keys are unknown if the model keeps the configuration, because then it may read any key later. They are also
+    unknown if `model_fn` fails on the configuration's stand-in, which notes the keys.
     """
     notes = Notes(may_be_kept=False)
     try:

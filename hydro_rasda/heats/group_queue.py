@@ -60,7 +60,7 @@ class _Numbers(Sequence[int]):
 
 
 class _IdleDevices:
-    """Idle devices that take tasks in turn. Their speeds are summed up once for each kind.
+    """Idle devices that take tasks in turn. For each kind, the speeds of all devices are summed up only once.
 
     Attributes:
         left: The devices that have no task yet. The last item is the next device.
@@ -103,7 +103,7 @@ class _IdleDevices:
 
 
 class Dispatcher:
-    """The trials of a heat that may begin, and the tasks that train them.
+    """The trials of a heat that may begin. It makes the tasks that train these trials.
 
     Args:
         heat: Name of the heat.
@@ -112,8 +112,8 @@ class Dispatcher:
 
     def __init__(self, run: Run, devices: Devices, heat: HeatName = "sweep", width: float | None = None) -> None:
         self._run, self._devices, self._heat, self._width = run, devices, run.history.heats[heat], width
-        # `_queues[span][kind]`: trials with the same optimizer stand side by side, so that the optimizer updates one
-        # slice of each fused parameter.
+        # `_queues[span][kind]` is sorted by optimizer. So trials with the same optimizer are neighbors in a group, and
+        # the optimizer updates one slice of each fused parameter.
         self._queues: dict[Span, dict[str, list[_QueuePlace]]] = {}
         self._spans: dict[int, Span] = {}
         self._widths: dict[tuple[str, str], Widths] = {}
@@ -123,7 +123,7 @@ class Dispatcher:
         run, heat = self._run, self._heat
         source, reached = heat.sources.get(number), 0
         if source is not None and run.can_load(source):
-            # A copy continues from the checkpoint of its source.
+            # If the trial is a copy, this is the checkpoint of another trial, whose epochs count.
             reached = run.history.epochs_in(source, heat.copies.get(number, number))
         self._spans[number] = span = Span(reached, stop)
         insort(self._queues.setdefault(span, {}).setdefault(heat.kinds[number], []), self._place(number))
@@ -132,7 +132,7 @@ class Dispatcher:
         """Remove the trials of a task from the queue."""
         kinds, members = self._queues[task.span], {*task.members}
         for kind, last in {group.kind: group.members[-1] for group in task.groups}.items():
-            # They are the first of their kind, except that trials at which processes died may stand among them.
+            # The task's trials are the first of their kind, but trials at which processes died may stand between them.
             places = kinds[kind]
             end = bisect_right(places, self._place(last))
             places[:end] = [place for place in places[:end] if place[1] not in members]
@@ -200,7 +200,7 @@ class Dispatcher:
         cores, beside, state = self._devices.cores(device), 1, self._heat.state
         if run.problem.is_own("sweep"):
             beside = len(state.scores.get(span.stop, ())) + len(state.training_to(span.stop))
-            if cores > 1:  # the device trains them one after another on each core
+            if cores > 1:  # let the device take more trials than it has cores; each core trains one after another
                 cores = max(cores, sum(map(len, of_kind.values())))
         groups = [
             replace(group, compiled=True) if self._is_compiled(group, waiting[group.kind], span) else group
@@ -220,7 +220,7 @@ class Dispatcher:
         )
 
     def _without_suspects(self) -> Mapping[Span, Mapping[str, Sequence[_QueuePlace]]]:
-        """Return the queues without trials at which processes died.
+        """Return the queues without the trials at which processes died.
 
         If only such trials are left, return one of them alone.
         """
@@ -244,7 +244,8 @@ class Dispatcher:
     def _is_compiled(self, group: Group, of: WaitingKind, span: Span) -> bool:
         """Tell whether compiling a group's step pays off before its next milestone and the end of the time budget.
 
-        Smaller groups gain more than the measured speedup, because they spend less of their time on arithmetic.
+        The measured speedup is that of the largest groups. Smaller groups gain more, because they spend less of their
+        time on arithmetic.
         """
         seconds = of.seconds(len(group.members)) * (span.stop - span.start)
         seconds = min(seconds, self._run.seconds_left("sweep"))
@@ -279,7 +280,7 @@ class Dispatcher:
             for kind, widths in planned.items():
                 if not widths.assumed or seconds < MEASURING * left:
                     run.record(names[kind], Unit(asdict(widths), [], seconds / len(trials)))
-                else:  # the time budget may have cut the measuring short: the next call of the run continues it
+                else:  # not recorded: time may have cut the measuring short, so the next call measures again
                     self._widths[machine, kind] = widths
             if device not in self._devices.idle():
                 raise _DeviceEnded
@@ -306,7 +307,7 @@ def check_copies(run: Run, copies: Mapping[int, Continue]) -> None:
     for number in {*of, *of.values()}:
         if history.epochs("sweep", number) > history.sweep.trials[number].epoch:
             raise cannot_grow(number)
-    differs = cache(partial(_differs_in_a_structure, history))  # cached, as it looks at all trials
+    differs = cache(partial(_differs_in_a_structure, history))  # cached, because it looks at all trials
     for number, copied in of.items():
         _check_structure(run, number, copied, copies[number].changes, differs)
 

@@ -63,10 +63,10 @@ class Heat(ABC):
 
     @abstractmethod
     def _prepare(self) -> bool:
-        """Add to the state the facts that the journal does not hold. Return False if there is nothing to decide."""
+        """Add to the state the facts that the journal lacks. Return False if the rule has nothing to decide."""
 
     def _possible(self, moves: Mapping[int, Move]) -> Mapping[int, Move]:
-        """Return the moves, changed if needed so that all can be carried out. Raise ValueError if one cannot be."""
+        """Return the moves, changed if needed so that all are possible. Raise ValueError if that is impossible."""
         return moves
 
     @abstractmethod
@@ -87,7 +87,7 @@ class Heat(ABC):
 
     @abstractmethod
     def _begin(self) -> bool:
-        """Give work to idle devices. Return True if a device had no work and the rule therefore took a decision."""
+        """Give work to idle devices. Return True if the rule took a decision because a device had no work."""
 
     def _start(self, device: int, task: Task) -> None:
         self.under_way.update(task.members)

@@ -1,4 +1,4 @@
-"""The middle heat: the sweep's best trials train to `max_t` on wider surrogates, and a few of them at full size.
+"""The middle heat: the sweep's best trials train to `max_t` on wider surrogates. The best of these enter the race.
 
 The heat makes a budget of `full_trainings` below 3 possible. Without it, only one or two of the sweep's finalists could
 train at full size, and the sweep alone chooses them poorly. On recorded trainings, final scores at 1/4 of the width
@@ -52,12 +52,12 @@ heat saves.
 
 
 def planned(settings: TuneConfig, count: int, operations: Sequence[float]) -> MiddlePlan | str:
-    """Plan the middle heat; if there should be none, return the reason, which is empty if the settings ask for none.
+    """Return the plan of the middle heat, or the reason why there is none: "" if the settings ask for none.
 
     Args:
         count: Number of configurations.
-        operations: Multiplications of a forward pass on a batch of the model, of the sweep's surrogate and of the
-            heat's. NaN if a surrogate cannot be built.
+        operations: Multiplications of a forward pass on a batch: of the full-size model, of the sweep's surrogate, and
+            of the middle heat's surrogate. NaN if a surrogate cannot be built.
     """
     finalists = _finalists(settings, count)
     if not finalists:
@@ -83,7 +83,7 @@ def _finalists(settings: TuneConfig, count: int) -> int:
 
 
 def plan_middle_heat(run: Run, trial: Trial, count: int) -> None:
-    """Decide once in a run whether the run has a middle heat, by counted operations of a trial's models."""
+    """Decide, once for the whole run, whether it has a middle heat, by the counted operations of a trial's models."""
     settings = run.settings
     if not _finalists(settings, count) or run.problem.own_loop is not None:
         return
@@ -128,7 +128,8 @@ class MiddleHeat(SurrogateHeat):
         run, history, count = self._run, self._run.history, self._plan.finalists
         if self._has_found_enough():
             return [*swept]
-        if history.finalists is None or len(swept) <= count:  # the sweep ran out of time, or most of its trials failed
+        # Leave the heat out if the sweep ran out of time, or if no more trials are left than train at full size.
+        if history.finalists is None or len(swept) <= count:
             if history.finalists is not None and history.middle_finalists != [*swept]:
                 run.record(MIDDLE_FINALISTS, Unit([*swept]), again=True)
             return [*swept[:count]]
@@ -194,7 +195,7 @@ class MiddleHeat(SurrogateHeat):
         return finalists
 
     def _ended_in_time(self, swept: Sequence[int]) -> list[int]:
-        """Choose finalists if the time budget ended the heat. Longer trained trials come first, then better ones."""
+        """Choose finalists if time ended the heat. Longer trained trials come first; in a tie, better ones."""
         run, heat = self._run, self.name
         run.end_by_time("sweep")
         run.say("the share of `time_budget_s` for surrogates is spent: the best of the middle heat so far go on")

@@ -37,7 +37,7 @@ from hydro_rasda.training.best_weights import kept_epoch
 from hydro_rasda.training.retry_policy import RETRIES
 
 DEARER = 4.0
-"""Ratio of epoch costs from which the cheaper trial trains first, if the first good score ends the race."""
+"""With `stop_at`, the first good score ends the race. So trials whose epochs are cheaper by this factor train first."""
 
 
 def train_finalists(run: Run, finalists: Sequence[int], devices: Devices) -> list[int]:
@@ -58,8 +58,8 @@ class Race(Heat):
 
     def __init__(self, run: Run, devices: Devices) -> None:
         settings, race = run.settings, race_of(run.history)
-        # The last look stops trials that are not worth their training, by comparing them with the leader. A Pareto
-        # front has no leader. If the budget covers all finalists, all of them train to their ends.
+        # The last look compares trials with the leader, and stops those that are not worth their training. It stops
+        # none on a Pareto front, which has no leader, or if the budget covers all finalists.
         for_all = race.full_trainings >= settings.race.top_k and run.history.middle is None
         by_worth = not settings.comparison.by_place and not for_all
         self._asked = RaceRule(race, settings.race_milestones, settings.last_look, by_worth)
@@ -82,10 +82,10 @@ class Race(Heat):
         if again or history.entrants != list(finalists):
             run.record(ENTERED, Unit(list(finalists)), again=True)
         self._has_entered, self._began = True, history.began(self.name)
-        self.under_way &= {*finalists}  # do not wait for other trials that began early
+        self.under_way &= {*finalists}  # forget trials that began early but did not enter
         was_over = is_race_over(history, finalists)
         if not was_over:
-            for over in ("sweep", "transfer check", "middle"):  # the time budget may have ended them
+            for over in ("sweep", "transfer check", "middle"):  # these parts are over, perhaps because time ran out
                 run.time_left.plan(over, [])
         self._tell_rungs(recalled=True, said=not was_over)
         if self.state.training:
@@ -145,7 +145,7 @@ class Race(Heat):
         return bool(there)
 
     def _see_scores(self, stop: int, there: Sequence[int]) -> None:
-        """Add to the state the trials' places (`Comparison.places`), and whether all trials are at chance level."""
+        """Add to the state the trials' places (`Comparison.places`), and whether none beats a constant prediction."""
         run, state = self._run, self.state
         scores = {number: deciding_curve(run.history, number).get(stop, math.nan) for number in there}
         if run.settings.comparison.by_place:
@@ -192,14 +192,14 @@ class Race(Heat):
         """Return words that say that a trial leads at a milestone, with its best score up to there."""
         history, settings = self._run.history, self._run.settings
         epoch, score = history.best.get(number, (stop, history.score_at(self.name, number, stop)))
-        if epoch > stop:  # a resumed run tells of earlier decisions again
+        if epoch > stop:  # it came later: a resumed run tells again of an earlier decision
             curve = {at: value for at, value in history.curve(self.name, number).items() if at <= stop}
             epoch = kept_epoch(curve, settings.mode)
             score = curve.get(epoch, math.nan)
         return f"trial {number} leads with {settings.metric} {show(score, 4)} (epoch {epoch})"
 
     def _tell_of_end(self, finalists: Sequence[int], was_over: bool) -> None:
-        """Tell which trial wins, if any trial reached the end. With several metrics, no trial wins."""
+        """If any trial reached the end, tell which trial wins. With several metrics, no trial wins."""
         run, state, settings = self._run, self.state, self._run.settings
         if not (kept := [*self._asked.finalists(state)]):
             return
@@ -208,7 +208,7 @@ class Race(Heat):
         run.notify(RungDecided, **over, recalled=was_over)
         if was_over:
             return
-        winner, _ = best_of(run.history, tried_targets(run.history, finalists))  # perhaps one that ended early
+        winner, _ = best_of(run.history, tried_targets(run.history, finalists))  # it may have ended before `max_t`
         epoch, score = kept_of(run.history, winner)
         wins = f"; trial {winner} wins with {settings.metric} {show(score, 4)} (epoch {epoch})"
         run.say(f"race at epoch {settings.max_t}: done{'' if settings.comparison.by_place else wins}")
@@ -242,15 +242,15 @@ class Race(Heat):
         return max(trial.goal or 0 for trial in self.state.training.values())
 
     def _racing(self) -> int:
-        """Count the trials that are on their way to the milestone, and those that already wait there."""
+        """Count the trials that train to the milestone, and those that already wait there."""
         return len(self.state.training) + len(self.state.waiting)
 
     def _first_to_its_end(self, stop: int, plan: Sequence[Piece]) -> int | None:
         """Return the sweep's leader if it should train to its end before the finalists are compared; otherwise None.
 
-        It should if the time budget probably covers its training, but not the race. Then the final model comes from one
-        whole training, rather than from the best of several half trainings. On recorded trainings, with half of the
-        time that a search takes, this halves the regret (`benchmarks/results/replay_notes.md`).
+        The leader should if the time budget probably covers its training, but not the race. The final model then comes
+        from one whole training, rather than from the best of several half trainings. On recorded trainings, with half
+        of the time that a search takes, this halves the regret (`benchmarks/results/replay_notes.md`).
         """
         run, racing, lanes = self._run, self._racing(), self._run.time_left.lanes
         leader, *_ = run.history.entrants or [0]
@@ -273,7 +273,7 @@ class Race(Heat):
             if not (idle := self._devices.idle(task)):
                 break
             if task.source is not None and source_of(run, task.number) is None:
-                continue  # the checkpoint is damaged, so that the trial starts over
+                continue  # the checkpoint is damaged; the trial's next task starts anew
             self._began = True
             self._start(idle[0], task)
         return False
@@ -294,7 +294,8 @@ class Race(Heat):
             if len(self.under_way) >= run.time_left.lanes:
                 return None
         waiting = [self._task(n, stop, racing) for n in state.training if n not in self.under_way]
-        # A trial at which processes died waits until all others have reached the milestone. Fewest deaths come first.
+        # A trial at which processes died waits until all other trials have reached the milestone. The trial with the
+        # fewest deaths then comes first.
         died = {task.key: run.store.doing.suspected(task.key) for task in waiting}
         if alive := [task for task in waiting if not died[task.key]]:
             return min(alive, key=lambda task: (task.span.start, self._dearness(task.number)))
@@ -330,10 +331,10 @@ class Race(Heat):
         run, number, outcome = self._run, finished.task.number, finished.outcome
         early = number not in self.state.trials
         if early and (self._has_entered or outcome.error is not None or outcome.ended):
-            return  # if it enters the race, it trains from the beginning
+            return  # drop the outcome: if the trial enters the race, it starts anew
         if outcome.error is None:
             lines = metric_lines(self.name, number, outcome.epochs)
-            # These fields show which trials trained side by side, and where.
+            # Record how many trials trained side by side, and on which device.
             shared = {"beside": finished.beside} if finished.beside > 1 else {}
             where = {"device": finished.device} if finished.device is not None else {}
             when = {"early": True} if early else {}

@@ -23,14 +23,14 @@ _VERSIONS = re.compile(r"(, \d+ threads)?, torch [^,]*$")
 
 
 class RunPlan:
-    """The plan of a run. It is made before the first group begins, and shown afterwards, when group sizes are known."""
+    """The plan of a run. It is made before the first group begins, and shown once the sizes of groups are known."""
 
     def __init__(self, run: Run, devices: Devices, dispatcher: Dispatcher, rule: SweepRule, state: SweepState) -> None:
         self._run, self._dispatcher, self._count = run, dispatcher, state.left
         self._one_interval = isinstance(rule, PopulationBasedTraining) and rule.last <= rule.interval
         copies = isinstance(rule, PopulationBasedTraining) and not self._one_interval
         self._finds_schedules = copies and run.settings.sweep.surrogate < 1
-        # Ask the rule before any trial is admitted, because later it cannot know whether more trials will come.
+        # Ask the rule before any trial is admitted. Later, the rule cannot know whether more trials will come.
         self._rungs: list[tuple[float, float]] = [(self._count, checked_epochs(rule, rule.epochs(state)) / self._count)]
         if isinstance(rule, Bracket):
             self._rungs = [*rule.rungs(state)]
@@ -70,7 +70,7 @@ class RunPlan:
             return
         settings, kinds = self._run.settings, len({*self._run.history.kinds.values()})
         where = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in self._machines.items())
-        # So far, a searcher has suggested only its first configurations.
+        # A searcher has suggested only its first configurations, so the number of structures may not be known yet.
         known = len(self._run.history.trials) == self._count
         each = f", each with {told}" if (told := models_in_words(settings, "sweep")) else ""
         shared = settings.sweep.fusion != 1 and known and 1 < kinds < self._count
@@ -116,8 +116,8 @@ class RunPlan:
 
 
 def middle_piece(run: Run, middle: MiddlePlan, epochs: float) -> Piece:
-    """Estimate the time of `epochs` in the middle heat from that of a full-size epoch and the ratio of operations."""
-    of_each = run.settings.models("middle") / run.settings.models("race")  # a trial's epoch trains all of its models
+    """Estimate the time of epochs in the middle heat, from that of a full-size epoch and the ratio of operations."""
+    of_each = run.settings.models("middle") / run.settings.models("race")  # a trial's epoch trains all its models
     seconds = run.problem.steady_epoch_seconds * of_each * middle.shares[-1]
     return Piece(epochs, seconds / max(1, run.time_left.lanes))
 
@@ -146,7 +146,7 @@ def race_pieces(run: Run, finalists: int, first: int | None = None, start: int =
         if stop <= start:
             continue
         epochs = left * (stop - start) if found or first is None else first
-        # On a CPU, models get several threads each if there are fewer models than cores. So all cores count.
+        # On a CPU, all cores count: if there are fewer models than cores, each model trains on several threads.
         lanes = run.time_left.lanes if run.problem.device.type == "cpu" else min(left, run.time_left.lanes)
         found.append(Piece(epochs, run.problem.steady_epoch_seconds / max(1, lanes)))
         trained, start = trained + left * (stop - start), stop

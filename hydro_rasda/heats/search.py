@@ -53,7 +53,7 @@ _BATCH = "search/from-"
 class Search(Protocol):
     """A source of trials. It may learn from their results."""
 
-    planned: int  # number of trials that it will give in all, as far as is known
+    planned: int  # number of trials that it expects to give in all
     given: list[Trial]  # the trials that it has given so far
 
     def next_trials(self) -> list[Trial]:
@@ -77,7 +77,7 @@ class RandomSearch:
             grid is tried in full.
         first: Known configurations, or parts of them, which are tried first. Missing keys are sampled.
         fits: Tells whether a configuration may be tried. If not, another one is drawn; points of a grid are left out
-            instead. None allows all configurations.
+            instead. If `fits` is None, all configurations may be tried.
         strategy: `race.strategy`, which restricts the values of some keys; None if the library reads no keys.
         enough: Called with the number of configurations found; returns True if drawing must end because time is up.
 
@@ -146,7 +146,7 @@ def fitting_sample(
                 break
             fitting += [config] * fits(config)
         over = late or is_grid or len(fitting) >= wanted or drawn >= DRAWS * wanted
-        # The same seed gives the earlier configurations again, so cut these off.
+        # The same seed draws the earlier configurations again, so cut these off.
         more = [] if over else sample(space, min(2 * drawn, DRAWS * wanted), seed)[drawn:]
         drawn += len(more)
     refuse_if_none(bool(fitting), drawn)
@@ -165,13 +165,13 @@ def check_first(first: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) ->
 
 
 def _completed(space: Mapping[str, Any], config: Mapping[str, Any], seed: int) -> Config:
-    """Return a configuration with these values. Missing keys are sampled, and a grid gives its first point."""
+    """Complete a part of a configuration. Missing keys are sampled, and a grid gives its first point."""
     (completed, *_) = sample(restricted(space, config), 1, seed)
     return completed
 
 
 def check_searcher(searcher: object) -> None:
-    """Raise ValueError unless this is a searcher of Ray Tune that does not limit how many trials run at a time."""
+    """Raise ValueError unless this is a searcher of Ray Tune without a limit on how many trials run at a time."""
     from ray.tune.search import ConcurrencyLimiter, Searcher
 
     rule = f"one of {SEARCHERS}, or one of Ray Tune's searchers, such as OptunaSearch()"
@@ -193,7 +193,7 @@ def prepare(searcher: Searcher, space: Mapping[str, Any], objectives: Objectives
     _check_places(space)
     metric, mode = ([*each] if several else each[0] for each in zip(*objectives, strict=True))
     try:
-        with quiet():  # an `OptunaSearch` makes its study here
+        with quiet():  # an `OptunaSearch` makes its study here, and Optuna would log it
             told = searcher.set_search_properties(metric, mode, to_ray(indexed(space)))
     except (TypeError, ValueError) as error:
         raise ValueError(f"`space` cannot be searched by {type(searcher).__name__}: {error}") from error
@@ -248,7 +248,8 @@ def named_searcher(name: str, space: Mapping[str, Any], settings: TuneConfig) ->
     searcher = OptunaSearch(sampler=sampler)
     prepare(searcher, space, settings.comparison.objectives)
     if name == "qmc":
-        # Optuna learns the space from a complete trial. Until then, the sampler would draw at random.
+        # Optuna infers the space from complete trials. Before there are any, the sampler would draw at random, so the
+        # space is given here.
         drawn = OptunaSearch.convert_search_space(to_ray(indexed(space)))
         numeric = {key: of for key, of in drawn.items() if not hasattr(of, "choices")}
         sampler.infer_relative_search_space = lambda study, trial: numeric
@@ -294,7 +295,7 @@ class SearcherSearch:
         known = self._run.store.units().get(key)
         wanted = len(known.value) if known is not None else min(self._batch, self._left)
         suggested: list[Config] = []
-        # Some searchers, such as TuneBOHB, draw from the global generators, even if they were given a seed.
+        # Seed the global generators: some searchers, such as TuneBOHB, draw from them, even if they were given a seed.
         with preserved_generators():
             seed_generators(derive_seed(self._seed, "search", first))
             while len(suggested) < wanted and (config := self._fitting(first + len(suggested))) is not None:
@@ -311,14 +312,15 @@ class SearcherSearch:
         return found
 
     def _fitting(self, number: int) -> Config | None:
-        """Return the next suggestion that fits; None if there is none. Report the others to the searcher as failed."""
+        """Return the next suggestion that fits; None if there is none. Report suggestions that do not fit as failed."""
         for _ in range(DRAWS * self._run.settings.num_samples):
             config = self._suggest(number)
             if config is None or self._fits is None or self._fits(config):
                 return config
             self._searcher.on_trial_complete(self._id(number), error=True)
             self._refused += 1
-            self._ids[number] = f"{_id(number)}-{self._refused}"  # a searcher gives one suggestion for each name
+            # A searcher gives only one suggestion for each name, so ask under a new name.
+            self._ids[number] = f"{_id(number)}-{self._refused}"
         refuse_if_none(number > 0, self._refused)
         if not self._told_of_few:
             self._told_of_few = True
@@ -351,8 +353,8 @@ class SearcherSearch:
 
     def hear(self, key: str, unit: Unit) -> None:
         history = self._run.history
-        if key.startswith(_BATCH) and int(key.removeprefix(_BATCH)) == len(self.given):  # from an earlier process
-            self.next_trials()
+        if key.startswith(_BATCH) and int(key.removeprefix(_BATCH)) == len(self.given):
+            self.next_trials()  # an earlier process recorded this batch, so let the searcher suggest it again
         elif GROUP.fullmatch(key) is not None:
             for number in unit.value["members"]:
                 self._tell(number, history.epochs("sweep", number), history.score("sweep", number))
@@ -386,10 +388,10 @@ class SearcherSearch:
         return self._ids.get(number, _id(number))
 
     def _result(self, number: int, epoch: int, score: float) -> dict[str, Any]:
-        # With several metrics, the score is a rank among trials, so the searcher gets the metrics instead.
+        # With several metrics, the score is only a rank among trials. So give the searcher the metrics themselves.
         by_place = self._run.settings.comparison.by_place
         scores = self._run.history.values_at("sweep", number, epoch) if by_place else {self._metric: score}
-        # BOHB reads its budget from the key in which Ray's HyperBandForBOHB puts it.
+        # BOHB reads its budget from "hyperband_info", where Ray's HyperBandForBOHB would put it.
         return {**scores, "training_iteration": epoch, "hyperband_info": {"budget": epoch}}
 
 
@@ -405,7 +407,7 @@ def _merged(space: Mapping[str, Any], suggestion: Mapping[str, Any]) -> Config:
         if key in suggestion and isinstance(suggestion[key], Mapping) and isinstance(inner, Mapping):
             config[key] = _merged(inner, suggestion[key])
         else:
-            # Optuna does not round values that are drawn on a logarithmic scale.
+            # Round here, because Optuna does not round values that it draws on a logarithmic scale.
             config[key] = rounded(space.get(key), copy.deepcopy(suggestion.get(key, value)))
     return config
 
@@ -418,7 +420,7 @@ def with_objects(recorded: Mapping[str, Any], space: Mapping[str, Any]) -> dict[
         listed = values.get(key, [])
         drawn = [each for of in listed for each in (of.categories if is_a(of, "Categorical") else [of])]
         alike = [each for each in drawn if jsonable(each) == value]
-        # Functions may share a name: then it is unclear which one was meant.
+        # If functions share a name, it is unclear which one was meant. Then the name stays.
         if alike and (all(each is alike[0] for each in alike) or all(map(is_plain, alike))):
             found[key] = copy.deepcopy(alike[0])
         else:
@@ -453,7 +455,7 @@ def _with_values(config: Mapping[str, Any], recorded: Mapping[str, Any]) -> Mapp
     found = {}
     for key, value in recorded.items():
         own = config.get(key, value)
-        # An object may have a different name in each process.
+        # Keep an object (a value that is not plain): the journal has its name, which may differ between processes.
         if jsonable(own) == jsonable(value) or (is_plain(value) and not is_plain(own) and not isinstance(own, Mapping)):
             found[key] = own
         elif isinstance(own, Mapping) and isinstance(value, Mapping):

@@ -102,9 +102,10 @@ class SurrogateHeat(Heat):
         self.under_way.clear()
 
     def _begin_good_enough(self) -> None:
-        """Let trials train at full size at once if their surrogates are as good as `stop_at` asks.
+        """Let trials train at full size at once if their surrogates have reached `stop_at`.
 
-        If the full-size model is as good, too, the run ends. The rest of the heat would cost more than this training.
+        If the full-size model is as good, too, the run ends. So this training may save the rest of the heat, which
+        would cost more.
         """
         run = self._run
         for number in self._race.begin_early(self._good_enough or (), beside=1) if self._race is not None else ():
@@ -136,7 +137,7 @@ class SurrogateHeat(Heat):
         return bool(self.under_way or (self._dispatcher and self._may_begin()))
 
     def take(self, finished: Finished) -> None:
-        """Record the outcome of a task: one of this heat, or one of the race that began early."""
+        """Record the outcome of a task of this heat, or of a task of the race that began early."""
         if self._race is not None and finished.task.heat == self._race.name:
             self._race.take(finished)
         else:
@@ -151,14 +152,15 @@ class SurrogateHeat(Heat):
         """Record the training of a task: save its checkpoint first, then write the journal's lines."""
         run, outcome, task, key = self._run, finished.outcome, finished.task, finished.task.key
         epochs, copied = partial(run.history.epochs, self.name), run.history.heats[self.name].copies
-        while run.store.done(key):  # a trial that has lost its checkpoint may begin a span once more
+        while run.store.done(key):  # a trial that lost its checkpoint trains the span once more
             key += "/again"
         run.save(key, {"parts": outcome.checkpoint}, task.members)
-        # A trial that restarted after its checkpoint was lost has repeated its first epochs. Leave these out.
+        # Leave out epochs that are recorded already. A trial that has lost its checkpoint repeats its first epochs.
         fresh = {n: [at for at in h if at[0] > epochs(n)] for n, h in outcome.history.items()}
         lines = [line for n, history in fresh.items() for line in metric_lines(self.name, n, history)]
         lines += [failure_line(number, error) for number, error in outcome.failures.items()]
-        # The last digits of a score depend on the group's size. Lack of memory may have split the planned groups.
+        # Record the groups that trained, because the last digits of a score depend on a group's size. They may be
+        # smaller than the planned groups, which are split if memory runs out.
         groups = [part["members"] for part in outcome.checkpoint]
         value = {"members": list(task.members), "stop": task.span.stop, "groups": groups}
         # If the checkpoint of a copy's source is damaged, the copy trains from the beginning. Then `task.copies` leaves

@@ -123,7 +123,7 @@ class Sweep(SurrogateHeat):
         return unseen and bool(self.state.trials) and run.out_of_time("sweep")
 
     def _hear(self, key: str, unit: Unit, recalled: bool = False) -> None:
-        """Tell the search and the user of a unit of the journal. `recalled` is True for units of earlier processes."""
+        """Tell the search and the user of a unit of the journal. `recalled` is True if an earlier process wrote it."""
         self._search.hear(key, unit)
         if GROUP.fullmatch(key) is not None:
             self._done += sum(line["event"] == "metrics" for line in unit.lines)
@@ -133,7 +133,8 @@ class Sweep(SurrogateHeat):
                     unread = line.get("unread", {})
                     self._unread |= unread
                     self._read |= {*paths(self._run.history.trials[line["trial"]].config)} - unread.keys()
-        elif SWEEP_DECISION.fullmatch(key) is not None and not (recalled and self._grows):  # a grown run decides anew
+        elif SWEEP_DECISION.fullmatch(key) is not None and not (recalled and self._grows):
+            # If the run grows, earlier decisions do not count, because the rule decides anew over more trials.
             self._tell_moves({number: move_of(plain) for number, *plain in unit.value}, recalled)
 
     def _tell_moves(self, moves: Mapping[int, Move], recalled: bool) -> None:
@@ -203,7 +204,7 @@ class Sweep(SurrogateHeat):
 
     def _warn_of_unread(self) -> None:
         run = self._run
-        # A user's training function may read any key.
+        # Do not warn if the user's training function, or a function of `sample_from`, may read any key.
         told = run.problem.own_loop is None and not derived(run.space)
         if told and len(self.state.trials) >= self._search.planned:
             warn_of_unread({key: meant for key, meant in self._unread.items() if key not in self._read})
@@ -218,7 +219,8 @@ class Sweep(SurrogateHeat):
             self._first_rung_is_over = True
             if is_undecided := bool(run.history.finalists is None and state.waiting_at(first_rung[1])):
                 warn_of_chance(run, *first_rung)
-            # After copying, some scored configurations no longer exist, so they cannot be compared.
+            # Trials that became copies no longer have the configurations that were scored, so the check cannot compare
+            # them.
             copied = any(part.copy_of is not None for trial in state.trials.values() for part in trial.intervals)
             if run.settings.sweep.check_transfer and (is_undecided or not copied):
                 check_transfer(run, *first_rung, self._devices, self.take)
@@ -254,7 +256,7 @@ class Sweep(SurrogateHeat):
         """Return the scores at the first milestone, and that milestone; None until all trials have reached it."""
         state = self.state
         first = min(state.scores, default=0)
-        coming = not first or state.left or state.training_to(first)  # cheap, because it is asked often
+        coming = not first or state.left or state.training_to(first)  # a cheap test first, because this is asked often
         if coming or any(trial.epoch < first for trial in state.trials.values()):
             return None
         if self._run.settings.comparison.by_place:

@@ -25,7 +25,8 @@ def check_transfer(
 ) -> RankComparison | None:
     """Compare the surrogates' scores at the first milestone with full-size trainings of the same length.
 
-    The best configuration trains twice, from two seeds. A regret up to the difference between the two counts as none.
+    The best configuration trains twice, from two seeds. A regret that is not larger than the difference between these
+    two scores counts as none.
 
     Args:
         scores: Scores of the surrogates at the first milestone, by trial.
@@ -43,7 +44,8 @@ def check_transfer(
     keys, seeds = check_keys(chosen), [*[seed] * len(chosen), next_seed(seed)]
     beside, horizon = len(keys), run.problem.horizon if run.problem.horizon == epochs else None
     tasks = [full_size_task(*key, span, None, s, beside, horizon=horizon) for key, s in zip(keys, seeds, strict=True)]
-    last = sorted(tasks, key=lambda task: run.store.doing.suspected(task.key))  # suspected tasks come last
+    # Tasks at which processes died come last.
+    last = sorted(tasks, key=lambda task: run.store.doing.suspected(task.key))
     left = [task for task in last if not run.store.done(task.key)]
     for finished in train_tasks(devices, left, lambda: not run.out_of_time("sweep")):
         if finished.task not in left:
@@ -87,5 +89,6 @@ def _unit(run: Run, finished: Finished) -> Unit:
     if outcome.error is not None:
         line = {"event": "check failed", "trial": task.number, "error": shortened(outcome.error)}
         return Unit(None, [line], outcome.seconds)
-    _, metrics = outcome.epochs[-1]  # before the check's last epoch if training ended itself or reached `stop_at`
+    # This may be an epoch before the check's last one: a training may end by itself, diverge, or reach `stop_at`.
+    _, metrics = outcome.epochs[-1]
     return Unit(None if _diverged(metrics) else metrics[run.settings.metric], [], outcome.seconds)

@@ -22,7 +22,8 @@ Unread = dict[str, str | None]
 def unread_of(notes: Notes | None, config: Mapping[str, Any]) -> Unread:
     """Return the keys of a configuration that neither the library nor `model_fn` nor the objective reads.
 
-    `notes` has the keys that `model_fn` and the objective read. If it is None, they are unknown: return an empty dict.
+    `notes` has the keys that `model_fn` and the objective read. If `notes` is None, these are unknown, and the result
+    is empty.
     """
     if notes is None:
         return {}

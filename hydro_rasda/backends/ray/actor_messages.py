@@ -30,7 +30,7 @@ class _Board:
         await self._messages.put((device, message))
 
     async def read(self) -> list[tuple[int, bytes]]:
-        """Return all messages; wait for the first one."""
+        """Return all messages that have arrived; if there are none, wait for one."""
         found = [await self._messages.get()]
         while not self._messages.empty():
             found.append(self._messages.get_nowait())
@@ -52,7 +52,7 @@ class Bulletin:
         try:
             found = ray.get(self.coming)
         except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError):
-            time.sleep(_EVERY_S)  # Ray restarts the actor
+            time.sleep(_EVERY_S)  # wait while Ray restarts the actor
         self.coming = self.board.read.remote()
         return [(device, *cloudpickle.loads(message)) for device, message in found]
 
@@ -83,7 +83,7 @@ class Reporter:
             yield
         self._tell_epochs()
         if caught:
-            from hydro_rasda.processes.forks import plain_warning  # imports torch, which is loaded by now
+            from hydro_rasda.processes.forks import plain_warning  # imported only here, where torch is already loaded
 
             self._write("warned", [plain_warning(warning) for warning in caught])
 

@@ -61,7 +61,7 @@ def worker_resources(nodes: Sequence[Mapping[str, float]], asked: Mapping[str, f
     return worker
 
 
-# The process ended, Ray killed it to free memory, or the node that held its answer ended.
+# Errors of Ray for an actor that died, that Ray killed to free memory, or whose node, with the answer, was lost.
 _DEATHS = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError, ray.exceptions.ObjectLostError)
 
 
@@ -81,7 +81,8 @@ class _ActorAnswer:
 def share_on(node: Mapping[str, float], worker: Mapping[str, float]) -> DeviceShare:
     """Return a device's share of a GPU, or of the memory of its node.
 
-    If workers have "memory", it limits the trainings at the same time, and also what else Ray starts on the node.
+    On CPUs, the "memory" of all workers that fit on the node limits the trainings on the node together. Ray also counts
+    this memory when it starts other things there.
 
     >>> share_on({"CPU": 8, "memory": 40e9}, {"CPU": 2, "memory": 3e9})
     DeviceShare(processes=4, memory=12000000000.0)
@@ -96,7 +97,8 @@ def share_on(node: Mapping[str, float], worker: Mapping[str, float]) -> DeviceSh
 
 class _TrainerActor(Trainer):
     def __init__(self, problem: Any, worker: Mapping[str, float], board: Any, device: int) -> None:
-        # Ray's own check sometimes lets a process outlive its node, and keep the memory of its GPU.
+        # Without this, a process sometimes outlives its node, in spite of Ray's own check, and keeps the memory of its
+        # GPU.
         end_with_parent()
         self._node = ray.get_runtime_context().get_node_id()
         node = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == self._node)
@@ -146,7 +148,7 @@ class RayDevices(DevicePool):
     """
 
     def __init__(self, run: Run, worker: Mapping[str, float], count: int) -> None:
-        # NCCL refuses two ranks on one GPU, which may happen if workers have a part of a GPU each.
+        # Use gloo if a worker has a part of a GPU: NCCL refuses two ranks on one GPU.
         super().__init__(run, count, "nccl" if worker.get("GPU", 0) >= 1 else "gloo", grows=True)
         self._worker, self._slots = worker, Slots(worker)
         self._problem, self._bulletin = ray.put(run.problem), Bulletin()
@@ -163,7 +165,7 @@ class RayDevices(DevicePool):
 
     def _take_ready(self) -> None:
         super()._take_ready()
-        for device in range(len(self._devices), self._slots.count()):  # on new nodes
+        for device in range(len(self._devices), self._slots.count()):  # devices of new nodes
             self._devices[device] = self._opened(device)
 
     def _ready(self, answers: Sequence[Answer]) -> Sequence[Answer]:
@@ -192,8 +194,8 @@ class RayDevices(DevicePool):
 class _Stored:
     """Checkpoints that the tuner has put once into Ray's store, for all ranks; see `Given.load`.
 
-    An actor fetches them before it trains. Otherwise its forks would talk to the store through the same socket, which
-    crashes the node.
+    An actor fetches them before it trains. If its forks fetched them, they would all talk to the store through one
+    socket, which crashes the node.
     """
 
     futures: Mapping[str, Any]
@@ -261,7 +263,7 @@ class RayBackend:
             count, workers = worker_slots(nodes, worker), run.settings.race.workers
             require(workers <= count, "race.workers", workers, f"<= {count}, the workers of {worker} there are")
             with contextlib.closing(RayDevices(run, worker, count)) as devices:
-                # A resumed run whose finalists are known may need no device.
+                # If a resumed run already has its finalists, start no device yet, because it may need none.
                 if not any(key.startswith(FINALISTS) for key in run.store.units()):
                     devices.begin()
                 yield devices
@@ -286,16 +288,16 @@ def _connected(address: str | None) -> Iterator[None]:
 
 def _start_ray(address: str | None) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray logs only errors, because the run reports progress in its own words, and failures with their tracebacks.
+    # Let Ray log only errors: the run itself reports its progress, and failures with their tracebacks.
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
-        # Use as many CPU slots as this process has threads, and its own path for modules.
+        # Ray gets as many CPU slots as this process has threads. Its workers get this process's path for modules.
         with _environment(PYTHONPATH=os.pathsep.join(sys.path)):
             ray.init(address="local", num_cpus=torch.get_num_threads(), include_dashboard=False, **options)
         return
     try:
         host, _, port = address.rpartition(":")
-        if host and port.isdecimal():  # otherwise Ray would try for minutes
+        if host and port.isdecimal():  # fail within `_ANSWER_S`; Ray would try for minutes
             socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
         ray.init(address=address, **options)
     except OSError as error:

@@ -43,8 +43,8 @@ cloudpickle.register_pickle_by_value(sys.modules[HangDetector.__module__])
 _LOOK_S = 0.5
 _LONGEST = timedelta(days=365)
 _FINAL_MESSAGE_S = 3.0
-# Seconds that Ray waits for a trial to end before it gives the trial's actor to another trial. If that takes longer,
-# the other trial fails. The default of 2 s is too short on a busy node.
+# Seconds that Ray waits for a trial to end before it gives the trial's actor to another trial. If the trial takes
+# longer, the other trial fails. Ray's default of 2 s is too short on a busy node.
 _LEAVE_S = 60
 
 
@@ -105,9 +105,9 @@ def elastic(
 def _trainable(train: Callable[[Worker], None], data: Any, options: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
     pickle_config_modules()
     pickled = cloudpickle.dumps((train, data))
-    payload = np.frombuffer(pickled, dtype=np.uint8)  # Ray's actors read it without a copy
-    # A fork server recognizes a function that it has loaded by this digest. It is computed only once, here, because a
-    # trial starts anew at each resize.
+    payload = np.frombuffer(pickled, dtype=np.uint8)  # an array, because Ray's actors read arrays without a copy
+    # By this digest, a fork server recognizes a function that it has loaded. The digest is computed only once, here,
+    # not at each resize, when a trial starts anew.
     digest = hashlib.sha256(pickled).hexdigest()
 
     def trainable(config: dict[str, Any], payload: Any = None) -> None:
@@ -161,7 +161,7 @@ def _follow(head: Connection, actors: RankActors, order: tuple[str, Any, dict[st
     iterations, heard = HangDetector("no iteration was over", job["timeout_s"]), time.monotonic()
     look = heard
     while True:
-        if time.monotonic() >= look:  # also between reports, because rank 0 may not wait for the others
+        if time.monotonic() >= look:  # even if rank 0 reports, because it may not wait for the other ranks
             if actors.failed():
                 raise RuntimeError(_diagnosis(job, actors, _final_message(head, pid)))
             look = time.monotonic() + _LOOK_S

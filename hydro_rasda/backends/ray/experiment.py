@@ -40,7 +40,7 @@ class Experiment:
         self.queue = WaitingQueue(self._kind)
         self.cohort = Cohort(rule.wait)
         self.grants = Grants(rule)
-        # Maps trials that were told to stop to the milestone of that decision.
+        # Maps each trial that was told to stop to the milestone at which that was decided.
         self._ending: dict[str, int] = {}
 
     def decide(self, trial: Trial, t: int, score: float) -> tuple[Decision, int | None]:
@@ -108,7 +108,7 @@ class Experiment:
         self.grants.give([(trial, self.sizes.of(trial)) for trial in survivors], milestone, slots, free, idle)
 
     def due(self, trial: Trial, t: int | None = None) -> int:
-        """Return the workers due to a trial after iteration `t`; by default, the iteration of its checkpoint."""
+        """Return the workers that a trial is due after iteration `t`; None is the iteration of its checkpoint."""
         if self._rule.grow == "due":
             return self._rule.workers_at(self.restart_t(trial) if t is None else t)
         return self.grants.of(trial)
@@ -120,8 +120,8 @@ class Experiment:
         count = self.sizes.slots.count()
         self._nodes.ask(due, sum(self.sizes.of(other) for other in self.holding() if other is not trial), count)
         if self._nodes.awaited(due, count) or min(due, count) > self.sizes.of(trial):
-            return True  # if it can be paused; its new size is reported when it starts again
-        self.sizes.fitting(due)  # warns that the cluster holds no more workers
+            return True  # the caller checks that the trial can be paused; `start` warns if it gets fewer
+        self.sizes.fitting(due)  # only for its warning that the cluster holds no more workers
         return False
 
     def ready(self) -> list[Trial]:

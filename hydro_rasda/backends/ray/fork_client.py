@@ -28,7 +28,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules[owner.__module__])
 
 _START_S = 120.0
-_LONGEST_PATH = 107  # of a socket, in bytes
+_LONGEST_PATH = 107  # bytes of a socket's path
 
 
 @contextlib.contextmanager
@@ -138,16 +138,16 @@ def _start_fork_server(path: str) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(lock)  # another client's server is starting
+        os.close(lock)  # another client is starting the server
         return
     command = [sys.executable, "-m", "hydro_rasda.backends.ray.fork_server", path, owner(os.getppid())]
-    # One thread each, because numeric libraries that start a thread pool on import would not survive the forks.
+    # Let numeric libraries use one thread, because a thread pool that they start on import does not survive a fork.
     environ = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(sys.path),
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
-        # Without it, a call of `torch.cuda.is_available()` in a user's module would keep all forks from using a GPU.
+        # Without this, a user's module that calls `torch.cuda.is_available()` would keep all forks from using a GPU.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
     with open(f"{path}.log", "ab") as log:

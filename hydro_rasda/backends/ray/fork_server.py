@@ -38,7 +38,7 @@ from hydro_rasda.processes.temporary_folders import lives, remove_left
 IDLE_S = 60.0
 _TICK_MS = 1000
 _SILENT_S = 5.0
-"""If the client that sends a function is silent for this number of seconds, the function's next client sends it."""
+"""If the client that sends a function is silent for this number of seconds, another client must send the function."""
 _KEPT_PAYLOADS = 2
 
 
@@ -77,7 +77,7 @@ class _ForkServer:
                     self._wake.recv(4096)
                 elif event & (select.POLLHUP | select.POLLERR):
                     self._hang_up(fd)
-            # When one request ends, another may go on, because it waited for the same function.
+            # Repeat until no request ends: when one ends, another that waited for the same function may go on.
             while any(map(self._ends, list(self._requests))):
                 pass
             self._reap()
@@ -87,13 +87,13 @@ class _ForkServer:
         for pid in self._ranks:
             os.kill(pid, signal.SIGKILL)
         if not lives(self._guardian):
-            time.sleep(_TICK_MS / 1000)  # the trials' actors end with the guardian, a little later
+            time.sleep(_TICK_MS / 1000)  # wait for the trials' actors, which end soon after the guardian
         remove_left()
 
     def _accept(self) -> None:
         try:
             client, _ = self._listener.accept()
-        except BlockingIOError:  # the client has left again
+        except BlockingIOError:  # the client has left already
             return
         try:
             check_peer(client)
@@ -144,7 +144,7 @@ class _ForkServer:
             if pid == 0:
                 self._become_rank(connection, streams, payload, job)
             self._ranks[pid], connection, of_rank = connection, None, True
-            self._poll.register(fd, 0)  # only POLLHUP, which is always reported
+            self._poll.register(fd, 0)  # 0: report only hang-ups and errors, which poll always reports
         finally:
             for stream in streams:
                 os.close(stream)
@@ -175,7 +175,8 @@ class _ForkServer:
                 raise RuntimeError(told) from error
             while len(self._payloads) > _KEPT_PAYLOADS:
                 self._payloads.popitem(last=False)
-            # The ranks' garbage collectors leave frozen objects alone, so that their pages stay shared.
+            # Freeze all objects: the garbage collectors of the ranks then leave them alone, so that their pages stay
+            # shared.
             gc.collect()
             gc.freeze()
         self._payloads.move_to_end(digest)
@@ -209,7 +210,7 @@ class _ForkServer:
             with contextlib.suppress(OSError):
                 connection.send(("error", traceback.format_exc()))
         finally:
-            with contextlib.suppress(Exception):  # the user's code may have replaced these files
+            with contextlib.suppress(Exception):  # the user's code may have replaced or closed these files
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)
@@ -229,7 +230,7 @@ class _ForkServer:
             if pid == 0:
                 return
             connection = self._ranks.pop(pid, None)
-            if connection is None:  # a process that a user's module has started
+            if connection is None:  # not a rank, but a process that a user's module has started
                 continue
             with contextlib.suppress(KeyError):
                 self._poll.unregister(connection.fileno())
@@ -263,13 +264,13 @@ def _bytes(fd: int, length: int, heard: Callable[[], None]) -> Generator[None, N
 def main() -> None:
     """Start the server in the background: `python -m hydro_rasda.backends.ray.fork_server SOCKET GUARDIAN`."""
     path, guardian = sys.argv[1:]
-    # Ray kills the children and the process group of a worker that ends. The server belongs to neither.
+    # When a worker ends, Ray kills its children and its process group. So the server must belong to neither.
     if os.fork():
         os._exit(0)
     os.setsid()
 
-    # A process's first optimizer imports torch's compiler. In each rank, that would take longer than anything else. So
-    # the server imports it once.
+    # Import torch's compiler once, here. Otherwise the first optimizer of each rank would import it, which would take
+    # longer than anything else.
     import torch._dynamo  # noqa: F401
 
     import hydro_rasda.backends.ray.rank_worker  # noqa: F401

@@ -121,7 +121,7 @@ class NodeRequests:
             request_resources(bundles=[])
 
     def _note(self, count: int) -> None:
-        """If nodes have come, wait anew for the trials that still need more workers than there are.
+        """If nodes have come, restart the wait of trials that still need more workers than the nodes hold.
 
         More nodes may come.
         """

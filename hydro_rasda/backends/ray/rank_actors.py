@@ -25,10 +25,10 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules[owner.__module__])
 cloudpickle.register_pickle_by_value(sys.modules[waited_in_vain.__module__])
 
-_CHECKPOINT_FILE = "worker.pt"  # the same as in rank_worker.py, which must not be imported here
+_CHECKPOINT_FILE = "worker.pt"  # as in rank_worker.py, whose import would load torch
 
-# The ending of a rank: kind, message, host and process id. The kind is "done", "died", "error" or "silent". If the rank
-# still runs, it is the kind of the rank's last message.
+# The ending of a rank: kind, message, host and process id. The kind is "done", "died", "error" or "silent". For a rank
+# that still runs, it may be the kind of its last message.
 Ending = tuple[str, str, str, int | None]
 
 
@@ -65,7 +65,8 @@ class RankActors:
         far = None
         for rank, actor in enumerate(self._actors, start=1):
             order = {**job, "rank": rank, "store": store}
-            # On rank 0's node, the fork server already has the payload, and the checkpoint's folder is there.
+            # Send neither payload nor checkpoint to rank 0's node: the fork server has the payload, and the folder is
+            # there.
             if node_of[rank] == node_of[0]:
                 future = actor.run.remote(digest, None, None, order)
             else:
@@ -98,11 +99,11 @@ class RankActors:
 
 
 def actor_options(bundle: Mapping[str, float]) -> dict[str, Any]:
-    """Return a bundle's resources as arguments for a new Ray actor. Some resources have an argument of their own."""
+    """Return a bundle's resources as arguments for a new Ray actor. CPUs, GPUs and memory have their own arguments."""
     named = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}
     if "memory" in bundle:
         named["memory"] = bundle["memory"]
-    # Only placement groups can reserve memory of the object store.
+    # Leave out memory of the object store, because only placement groups can reserve it.
     own = ("CPU", "GPU", "memory", "object_store_memory")
     return {**named, "resources": {name: amount for name, amount in bundle.items() if name not in own}}
 
@@ -110,7 +111,8 @@ def actor_options(bundle: Mapping[str, float]) -> dict[str, Any]:
 def blame(endings: dict[int, Ending]) -> int:
     """Return the rank to blame: one that died, else one that raised, else one that is silent.
 
-    Otherwise, it is one that returned while others waited for it. Ranks that waited in vain come last.
+    If there is no such rank, blame one that returned while others waited for it. Ranks that raised only because they
+    waited in vain come last.
     """
     order = {"died": 0, "error": 1, "silent": 2, "done": 3}
 

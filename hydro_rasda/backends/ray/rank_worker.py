@@ -28,8 +28,8 @@ class RankWorker(Worker):
     def __init__(self, job: Mapping[str, Any], data: Any, connection: Connection) -> None:
         device = torch.device("cuda", 0) if job["gpus"] else torch.device("cpu")
         saved = _load(job["checkpoint"]) or {}
-        # Without the scheduler, `elastic` has the trial's present workers as `job["workers"]`. The first ones are in
-        # the checkpoint.
+        # Without a RASDAScheduler, `job["workers"]` is the number of workers that the trial has now. The number that it
+        # had at first is in its checkpoint.
         self._workers = saved.get("workers", job["workers"])
         super().__init__({**job, "workers": self._workers}, data, device, saved or None)
         self._job, self._connection = job, connection
@@ -38,18 +38,18 @@ class RankWorker(Worker):
         self._due = False
 
     def report(self, metrics: Mapping[str, Any], state: Saving = None, *, final: bool = False) -> None:
-        # The metrics' names decide whether to save, because they are the same on all ranks.
+        # All ranks must decide alike. So decide by the metrics' names and `time_attr`, not by values that may differ.
         self._due = isinstance(metrics, Mapping) and self._saves_at(metrics)
         super().report(metrics, state, final=final)
 
     def _saves_at(self, metrics: Mapping[str, Any]) -> bool:
         """Return whether this report needs a checkpoint: the trial may pause or end here, or saves for safety.
 
-        The metric that decides is not known here. So the first report of any metric since a milestone counts.
+        A rank does not know which metric decides. So the first report of each metric at or after a milestone is saved.
         """
         iteration, every, at = self.iteration + 1, self._job["checkpoint_every"], self._job["milestones"]
-        named, name = flat(metrics), self._job["time_attr"]  # with names as in Ray's schedulers, such as "val/loss"
-        # Tune adds "training_iteration" by itself.
+        named, name = flat(metrics), self._job["time_attr"]  # nested names as in Ray's schedulers: "val/loss"
+        # Tune adds "training_iteration" later, so count it here.
         t = named.get(name, iteration if name == "training_iteration" else None)
         safety = every is not None and iteration % every == 0
         if not at or t is None:
@@ -75,7 +75,7 @@ class RankWorker(Worker):
         path = os.path.join(folder, CHECKPOINT_FILE)
         try:
             torch.save({**self.saved(state), "reported": self._reported, "workers": self._workers}, path)
-        except (OSError, RuntimeError) as error:  # torch's own message does not mention the disk
+        except (OSError, RuntimeError) as error:  # torch's message does not mention the disk, so add its space
             free = shutil.disk_usage(folder).free // 2**20
             raise OSError(f"{path} could not be written, and its disk has {free} MiB left: {error}") from error
         return folder
@@ -93,7 +93,7 @@ def run_rank(payload: Any, job: Mapping[str, Any], connection: Connection) -> No
         if rank == 0:
             connection.send(("store", (host, store.port)))
         await_ranks(store, rank, world_size)
-        # NCCL refuses two ranks on one GPU, which may happen if workers have a part of a GPU each.
+        # Use gloo if a worker has a part of a GPU: NCCL refuses two ranks on one GPU.
         backend = job["backend"] or ("nccl" if job["gpus"] >= 1 else "gloo")
         timeout = timedelta(seconds=job["timeout_s"])
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)

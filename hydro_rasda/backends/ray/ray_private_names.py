@@ -87,7 +87,7 @@ def training_function(cls: type) -> Any:
 
 
 def is_settled(row: Mapping[str, Any]) -> bool:
-    """Return whether a group can be removed, because it is placed, found no room, or is gone.
+    """Return whether a group can be removed: it is placed, has found no room, or does not exist any more.
 
     `row` is the group's row of `placement_group_table`.
     """
@@ -99,7 +99,7 @@ def is_settled(row: Mapping[str, Any]) -> bool:
 
 logger = logging.getLogger(__name__)
 
-# With this limit, Ray's controller stages no trial by itself. With 0, it would stage any number.
+# With this limit of pending trials, Ray's controller stages none by itself. With 0, it would stage any number.
 _STAGE_NONE = -1
 
 
@@ -107,8 +107,8 @@ class ControllerStage:
     """The trials that a controller has staged: those that it is about to start."""
 
     def __init__(self, controller: Any) -> None:
-        # Ray gives some hooks a wrapper of the controller, which warns if any but a few of its attributes are read.
-        # Only a private attribute leads to the controller itself.
+        # Unwrap the controller: Ray gives some hooks a wrapper, which warns when most of its attributes are read. Only
+        # a private attribute of the wrapper leads to the controller.
         self._controller = getattr(controller, "_tune_controller", controller)
 
     def check_reuse(self, trial: Trial) -> None:
@@ -156,7 +156,7 @@ class ControllerStage:
         """Let trials wait again that were to start with more workers than are left after a node was lost."""
         for trial in queue.given():
             if trial.status == Trial.PENDING and size_of(trial) > held:
-                # Ray waits forever for a placement group, even if no nodes can hold it.
+                # Take the request back: Ray would wait forever for a placement group, even if no nodes can hold it.
                 self._controller._unstage_trial_with_resources(trial)
                 self._controller.pause_trial(trial, should_checkpoint=False)
                 queue.join(trial)

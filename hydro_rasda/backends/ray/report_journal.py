@@ -81,7 +81,7 @@ def read_journal(folder: str) -> list[JournalEntry]:
 
 
 def _parsed(text: str) -> list[JournalEntry]:
-    """Return the entries of whole lines. A process that was killed, or that writes now, may leave half a line."""
+    """Return the entries of whole lines. The last line is incomplete if a process was killed, or writes now."""
     return [JournalEntry(**json.loads(line)) for line in text.rpartition("\n")[0].splitlines()]
 
 
@@ -127,7 +127,8 @@ class RungHistory:
     def know(self, trial: str) -> bool:
         """Count a trial's scores, also those of an earlier process; return True for a new trial of a new experiment.
 
-        In a restored experiment, a trial that begins anew has a new name, but keeps the bundles to which it had grown.
+        This is False in a restored experiment: there, a trial that begins anew has a new name, but keeps the bundles to
+        which it had grown.
         """
         if trial in self._known:
             return False
@@ -169,6 +170,6 @@ class RungHistory:
             return []
         entries = _parsed(text)
         if text.rpartition("\n")[2]:
-            # Cut off half a line before anything is appended to it.
+            # Cut off the incomplete line at the end, because the next entry would be appended to it.
             self._write(entries)
         return entries

@@ -80,7 +80,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
             reset.
     """
 
-    # If reports came in bulk, a trial could pass a milestone before its decision.
+    # Ray must not deliver reports in bulk, because a trial could pass a milestone before it is decided.
     _supports_buffered_results = False
 
     def __init__(
@@ -146,7 +146,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         """Take metric and mode from `TuneConfig`; return False if both sides give one."""
         if (self._own_metric and metric) or (self._own_mode and mode):
             return False
-        # Forget the metric and mode that an earlier experiment gave.
+        # Begin from the scheduler's own metric and mode, not from those of an earlier experiment.
         self._metric = metric or self._own_metric
         self._mode = mode or self._own_mode
         if self._mode:
@@ -157,12 +157,12 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         """Give a new trial its first size, and a restored trial the size that its checkpoint is due."""
-        if self._folder != trial.storage.experiment_fs_path:  # also when the scheduler is used for a second experiment
+        if self._folder != trial.storage.experiment_fs_path:  # also true if the scheduler gets a second experiment
             self._begin(tune_controller, trial)
         new = self._trials.rung_history.know(trial.trial_id)
         if trial.is_finished():
             return
-        # Name the trial's folder now. Ray would do so when it starts the trial, and its list of results fails for a
+        # Name the trial's folder now. Ray names it only when the trial starts, and its list of results fails for a
         # trial that never started.
         trial.init_local_path()
         if new:
@@ -187,7 +187,8 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._trials.record(trial, result, milestone, decision)
         result["hyperband_info"] = {} if milestone is None or t >= self.rule.max_t else {"budget": milestone}
         if decision is Decision.STOP:
-            # Ray tells the searcher only of a stopped trial's end, but BOHB learns from milestones.
+            # Tell the searcher of this report: Ray only tells it that the trial has ended, but BOHB learns from
+            # milestones.
             tune_controller.search_alg.on_trial_result(trial.trial_id, result)
             return str(TrialScheduler.STOP)
         if decision is Decision.WAIT:
@@ -206,7 +207,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         return [name for name in (self.time_attr, self._metric) if not _is_number(result.get(name))]
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
-        """Keep the last score of a trial, with which later trials are compared."""
+        """Keep the last score of a trial, because later trials are compared with it."""
         self._trials.leave(trial)
         if self._missing(result) or trial.trial_id in self._trials.rung_history.stopped:
             return

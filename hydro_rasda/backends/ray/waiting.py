@@ -35,14 +35,14 @@ class WaitingQueue:
         self._kind_of = kind_of
         self._places: dict[str, int] = {}
         self._arriving: dict[str, Trial] = {}  # new trials, and those that still save a checkpoint before they pause
-        self._paused: defaultdict[tuple[int, int], list[tuple[int, str, Trial]]] = defaultdict(list)  # heaps, by kind
+        self._paused: defaultdict[tuple[int, int], list[tuple[int, str, Trial]]] = defaultdict(list)  # heaps by kind
         self._holding: dict[str, Trial] = {}
         self._started: dict[str, tuple[float, int]] = {}
-        self._took: defaultdict[int, list[float]] = defaultdict(list)  # maps a rung to its times, in rising order
+        self._took: defaultdict[int, list[float]] = defaultdict(list)  # by rung: seconds of holding workers, sorted
         self._count = 0
 
     def join(self, trial: Trial, place: int | None = None) -> None:
-        """Let a trial give its workers back and wait, at the place `place` in the queue; None is the last place."""
+        """Let a trial give its workers back, and wait at the place `place` in the queue; None is the last place."""
         self._release(trial)
         self._count += 1
         self._places[trial.trial_id] = self._count if place is None else place
@@ -125,7 +125,7 @@ Undecided = tuple[Trial, JournalEntry]
 
 
 class Cohort:
-    """The trials on their way to each milestone, those that wait there, and those that are to be stopped."""
+    """The trials that train to each milestone, those that wait there for others, and those that are to be stopped."""
 
     def __init__(self, wait: float) -> None:
         self._gathering = MilestoneBarrier(wait)
@@ -166,7 +166,7 @@ class Cohort:
 
 
 class Grants:
-    """The workers that survivors are granted, if the rule may grant fewer than are due."""
+    """The workers that the rule grants to survivors. With `grow="efficient"`, these may be fewer than are due."""
 
     def __init__(self, rule: RASDA) -> None:
         self._rule = rule
@@ -177,7 +177,7 @@ class Grants:
 
     def note(self, trial: Trial, workers: int, result: Mapping[str, Any]) -> None:
         """Record a report of a trial that trains with `workers` workers."""
-        # Ray's time of the first iteration after a start includes the start of the workers.
+        # Skip Ray's time of the first iteration after a start, because it includes the start of the workers.
         later = result.get("iterations_since_restore", 1) > 1
         seconds = result.get(EPOCH_SECONDS, result.get("time_this_iter_s") if later else None)
         if seconds is not None:

@@ -20,7 +20,7 @@ from hydro_rasda.backends.ray.ray_private_names import training_function
 _GET_CHECKPOINT = "get_checkpoint"
 _MOST_FUNCTIONS = 1000
 _LIBRARIES = ("ray.", "torch.")
-"""Prefixes of libraries' modules. Only their closures are followed, because Ray wraps a training function in one."""
+"""Prefixes of libraries' modules. Only closures of their functions are followed: Ray wraps a training function."""
 
 
 @cache
@@ -56,7 +56,7 @@ def _reached(function: FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
-        except ValueError:  # not filled yet
+        except ValueError:  # the variable has no value yet
             continue
     if _of_a_library(function):
         return
@@ -115,12 +115,13 @@ class Sizes:
 
     def resize(self, trial: Trial, workers: int) -> None:
         """Let a trial that is not running start with `workers` workers."""
-        # Reuse one request for each number of workers. Ray takes long to check a new one and to copy its bundles.
+        # Reuse one request for each number of workers, because Ray takes long to check a new request and to copy its
+        # bundles.
         if workers not in self._requests:
             self._requests[workers] = PlacementGroupFactory([self._worker] * workers)
         self._workers[trial.trial_id] = workers
         request = self._requests[workers]
-        # To find out whether another object asks for the same takes Ray longer than an update.
+        # Compare only identities: to compare the contents of two requests takes Ray longer than an update.
         if trial.placement_group_factory is not request:
             trial.update_resources(request)
 
