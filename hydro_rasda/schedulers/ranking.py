@@ -64,7 +64,7 @@ class Agreement:
         rho: Spearman's rank correlation; NaN if all trials are equal on surrogates or at full size.
         by_chance: Probability that chance alone yields a correlation of the same sign that is at least as strong.
             Chance makes all orders at full size equally likely. The probability is exact for up to 7 trials, and a
-            normal approximation for more. NaN without a correlation.
+            normal approximation for more. NaN if `rho` is NaN.
         verdict: "agree" or "disagree", by the sign of `rho`, if `by_chance` is at most 0.05; else "open".
     """
 
