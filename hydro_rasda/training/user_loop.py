@@ -155,8 +155,8 @@ class KeptReports:
     def __init__(self, settings: TuneConfig, state: Mapping[str, Any] | None) -> None:
         self._settings = settings
         self._best = None if state is None else state.get("best")
-        # A checkpoint of the library's own loop has no "own". It can be the start here, because a user may add `train`
-        # in a later call.
+        # If the library's own loop wrote the checkpoint, the whole checkpoint is the state. This happens if a user adds
+        # `train` in a later call.
         self.own: State | None = None if state is None else state.get("own", state)
 
     def taken(self, epoch: int, metrics: Mapping[str, Any], saving: Saving) -> tuple[dict[str, Any], Saving]:
@@ -275,8 +275,8 @@ def train_own_surrogate(
         reached = {**outcome.state, "top": top, "over": outcome.ended}
         return Outcome.of_model(trial.number, reached, epochs, outcome.seconds)
     except DamagedCheckpoint:
-        raise  # not the fault of the trial that loads the checkpoint
-    except (Exception, SystemExit):  # SystemExit would end the script as if it had succeeded
+        raise  # the trial that loads the checkpoint is not at fault
+    except (Exception, SystemExit):  # an uncaught SystemExit would look like success
         return Outcome.failed(trial.number, traceback.format_exc(), time.perf_counter() - started)
 
 
