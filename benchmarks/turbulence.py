@@ -74,7 +74,8 @@ class Solver:
         kx, ky = self.wavenumbers()
         square = kx**2 + ky**2
         w = torch.fft.rfft2(vorticity.double(), norm="forward")
-        # The real transform holds one number of each conjugate pair, except for ky = 0 and the highest ky.
+        # The real transform has only one number of each conjugate pair, which therefore counts twice. Numbers of the
+        # lowest and the highest ky count once, because both numbers of such a pair are there.
         twice = torch.where((ky == 0) | (ky == self.n / 2), 1.0, 2.0)
         total: Tensor = (twice * w.abs() ** 2 / square.clamp(min=1.0)).sum((-2, -1))
         return total / 2

@@ -2,8 +2,8 @@
 
 A configuration that is trained again has its last epoch's own weights, with seeds that the search has not seen. A
 search has half of a table's configurations. Each policy is compared with ASHA on the same half. ASHA on the other half
-is compared with it, too. Scores are test scores. A score counts as no worse if it is behind by at most a standard
-deviation of plain trainings between seeds.
+is compared with ASHA on this half, too. Scores are test scores. A score counts as no worse if it is behind by at most a
+standard deviation of plain trainings between seeds.
 
 Tasks fall into two halves, the tasks of `FIRST` and the others. Each half chooses a rule, which the other half judges.
 """
@@ -172,7 +172,7 @@ class Judge:
         self._tests = {keep: goodness(table, 1.0, "test", keep=keep) for keep in keeps}
         self._validation = {"last": self._tables.scores[1.0, "own"], "best": self._tables.kept}
         self._spread = seed_spread(table, complete_seeds(table, 1.0), "test")
-        self._unit = max(seed_spread(table, complete_seeds(table, 1.0)), 1e-12)  # 0 where seeds change nothing
+        self._unit = max(seed_spread(table, complete_seeds(table, 1.0)), 1e-12)  # above 0 even if seeds change nothing
         self._baseline = self._judged(asha, "last", self._draws)
 
     def row(self, policy: Policy, keep: Keep = "best") -> PolicyRow:
