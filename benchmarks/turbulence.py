@@ -96,7 +96,7 @@ def random_vorticity(flows: int, n: int, seed: int) -> Tensor:
     solver = Solver(n, 0.0, 0.0)
     kx, ky = solver.wavenumbers()
     k = (kx**2 + ky**2).sqrt()
-    # Energy is spread over a circle of length 2 pi k, and omega = k |u|.
+    # The energy E(k) is spread over a circle of length 2 pi k, and |omega| = k |u|. So |omega|^2 ~ k E(k).
     amplitude = torch.where((k > 0) & (k < n / 3), k / (1 + (k / PEAK_WAVENUMBER) ** 4).sqrt(), 0.0)
     field = torch.fft.irfft2(torch.fft.rfft2(noise) * amplitude, s=(n, n))
     unit: Tensor = field / (2 * solver.energy(field)).sqrt()[:, None, None]

@@ -86,7 +86,7 @@ def test_the_ray_script_doubles_the_workers_of_survivors(tmp_path: Path) -> None
     said = run(tmp_path, "ray_script.py", *arguments, OMP_NUM_THREADS="1", **patient)
     assert "Traceback" not in said, said
     warnings = [line for line in said.splitlines() if "WARN" in line or "Warning" in line]
-    assert [line for line in warnings if "Token authentication" not in line] == [], said  # Ray warns of it
+    assert [line for line in warnings if "Token authentication" not in line] == [], said  # that warning is Ray's own
     trials = re.findall(r"^\w+: [\d.]+((?: \d)+)$", said, re.MULTILINE)
     assert len(trials) == 2, said
     assert " 1 2 4 4 8 8 8 8" in trials, said

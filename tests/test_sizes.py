@@ -42,7 +42,7 @@ def sources() -> Iterator[tuple[str, str]]:
 
 def test_no_module_is_long() -> None:
     lines = {name: len(text.splitlines()) for name, text in sources()}
-    assert len(lines) > 300  # so modules were found
+    assert len(lines) > 300  # to be sure that modules were found
     assert {name: count for name, count in lines.items() if count > MODULE_LINES} == {}
 
 

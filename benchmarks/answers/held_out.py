@@ -183,7 +183,7 @@ def anytime(folder: Path) -> Iterator[Answer]:
     if not all(costs.values()) or not rows.keys() >= {*IN_TIME}:
         return
     first, at_once, *theirs = (rows[name] for name in IN_TIME)
-    ours = [*first[:-1], at_once[-1]]  # with the whole time, a budget changes nothing
+    ours = [*first[:-1], at_once[-1]]  # if there is time for all, a budget changes nothing
     yield Answer(
         "What is in hand if the time is short?",
         "In the mean, a stopped search of `tune` has a better model than "

@@ -68,8 +68,8 @@ class Draw:
     """The configurations of a search, and the seeds that judge its winner.
 
     Attributes:
-        rest: Another sample of as many other configurations.
-        best: The best mean of last validation scores in `subset`, over the seeds that judge.
+        rest: Another sample: as many configurations, none of which is in `subset`.
+        best: The last validation score of the best configuration in `subset`, as a mean over the seeds that judge.
     """
 
     seed: int
@@ -106,7 +106,7 @@ def halves(tables: Mapping[str, Table]) -> list[dict[str, Table]]:
 
 @dataclass(frozen=True)
 class Judged:
-    """Quality of a policy's winners, [run] each; higher is better.
+    """Quality of a policy's winners: arrays with a number for each search. Higher is better.
 
     Attributes:
         cost: Cost in full trainings.

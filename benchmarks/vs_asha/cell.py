@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 import torch
-import torch._dynamo  # torch would import it with the first optimizer, which is no part of a search
+import torch._dynamo  # imported here, because the first optimizer would import it in the timed search
 
 from benchmarks.result_files import DEFAULT_DATA, cpu_model, read, save_lines
 from benchmarks.tasks.load import TASKS, load_task

@@ -107,8 +107,8 @@ _NEVER = _Bound(math.inf, math.inf)
 class _Milestone:
     """The trials of one milestone.
 
-    `under_way` maps each trial to the time at which it began, in rising order. `first` is the bound with the earliest
-    `until`.
+    `under_way` maps each trial that trains to the time at which it began, in rising order. `to_begin` has the trials
+    that will begin later. `first` is the bound with the earliest `until`.
     """
 
     under_way: dict[str, float] = field(default_factory=dict)

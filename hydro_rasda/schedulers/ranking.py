@@ -55,7 +55,7 @@ class Agreement:
 
     Finalists are the best of all surrogates and lie close together. So their order says less than the order of all
     surrogates. With fewer than four finalists, no order is rare enough for a verdict. With four, two of the 24 orders
-    are: the same order and the reversed order.
+    are rare enough: the same order and the reversed order.
 
     Attributes:
         epoch: The last epoch that all finalists reached at full size. Scores are measured after it. If surrogates

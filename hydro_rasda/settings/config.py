@@ -58,7 +58,8 @@ GLOBAL_BATCH = "global_batch_size"
 FULL_TRAININGS = 3.0
 """Default budget of the race in full trainings. With `repeats`, a finalist trains a seed for each such amount."""
 UNSPLIT: Mapping[str, tuple[Callable[[object], bool], str]] = {
-    # With micro-batches, the ranks' shares could have different numbers of them. Then ranks would wait forever.
+    # With micro-batches, the ranks' shares could have different numbers of them. Ranks would then wait for each other
+    # forever.
     "accumulate": (lambda parts: parts == 1, "1 with race.strategy 'fsdp', more workers in its place"),
     "optimizer": (
         lambda name: name != "adafactor",

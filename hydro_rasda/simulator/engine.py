@@ -48,7 +48,7 @@ class Simulation:
         self._gathering = MilestoneBarrier(plan.rule.wait) if plan.rule.wait else None
         self._milestones = plan.rule.milestones
         self._rungs = {milestone: rung for rung, milestone in enumerate(self._milestones, start=1)}
-        reads = cost.dataset_bytes > 0 and math.isfinite(cluster.storage)  # then trials slow each other's reading
+        reads = cost.dataset_bytes > 0 and math.isfinite(cluster.storage)  # if True, trials slow each other's reading
         self._storage = SharedStorage(cluster.storage) if reads else None
         self._training = cache(cost.training)
         curves = zip(workload.scores[:, : plan.rule.max_t].tolist(), workload.work.tolist())

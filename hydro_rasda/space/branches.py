@@ -237,7 +237,7 @@ def variants(space: dict[str, Any], rng: np.random.Generator) -> Iterator[dict[s
         return
     grids = sorted(((path, _points(value)) for path, value in found if _points(value) is not None), key=lambda g: g[0])
     domains = [(path, value) for path, value in found if _points(value) is None]
-    # The grid whose name comes first varies fastest.
+    # The product takes the grids in reverse, so that the grid whose name comes first varies fastest.
     for point in itertools.product(*(values for _, values in reversed(grids))):
         config = copy.deepcopy(space)
         for (path, _), value in zip(grids, reversed(point), strict=True):

@@ -75,7 +75,7 @@ class FusedLearner:
     def seed(self, seeds: Sequence[int]) -> None:
         if self.fused.K == 1:
             # A single member draws from the global generators, as any model does, so that none need to be swapped.
-            if self.fused.streams.seeded:  # the member was one of several before
+            if self.fused.streams.seeded:  # if the member was one of several before
                 self.fused.streams = Streams(1)
             seed_generators(seeds[0])
         else:

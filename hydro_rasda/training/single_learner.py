@@ -123,7 +123,7 @@ class SingleLearner:
             self._joint = Joint(model, objective)
             split(self._joint, shard.world, next(model.parameters()).device)
         elif shard.world > 1:
-            # DDP must look for unused parameters, because steps may use different ones, as with stochastic depth.
+            # DDP must look for unused parameters, because a step may leave out layers, as with stochastic depth.
             self._joint = DistributedDataParallel(Joint(model, objective), find_unused_parameters=True)
         self._weight = 1.0
         if self._joint is not None:

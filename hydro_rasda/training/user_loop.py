@@ -101,7 +101,8 @@ class SpanWorker(Worker):
         return self._settings.max_t
 
     def model(self) -> nn.Module:
-        # Building a model has its own seed, and must not change the random numbers that `train` draws afterwards.
+        # Building a model seeds the generators. Afterwards, `train` must draw the same numbers as if no model was
+        # built.
         with preserved_generators():
             built = self._problem.target(self._trial) if self._is_full_size else self._problem.surrogate(self._trial)
         if self.width_ratio < 1:

@@ -83,7 +83,7 @@ class StepTimes:
 
     def _mark(self, *_: Any) -> None:
         if self._on_gpu:
-            import torch  # imported here, because readers of the keys above do not need torch
+            import torch  # imported here, because the keys above are read without torch
 
             event = torch.cuda.Event(enable_timing=True)
             event.record()
