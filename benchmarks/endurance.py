@@ -52,7 +52,7 @@ class ProcessGroup:
         self._seen: set[psutil.Process] = set()
         self.agents: set[psutil.Process] = set()
         """Ray's own processes. They check from time to time whether the processes that they serve still run, and end
-        half a minute after these. Workers without work are included. They check once they are ready."""
+        half a minute after these. Workers that still start are included. They check once they are ready."""
 
     def note(self) -> dict[str, list[psutil.Process]]:
         """Return the processes that run now, by kind."""
@@ -66,7 +66,7 @@ class ProcessGroup:
         for other in others:
             with contextlib.suppress(psutil.NoSuchProcess):
                 words = other.cmdline() or [""]
-                if any(word.strip().endswith(_OF_RAY) for word in words):  # raylet has them within a word
+                if any(word.strip().endswith(_OF_RAY) for word in words):  # raylet has them inside a word
                     self.agents.add(other)
                 elif words[0].startswith("ray::") and "IDLE" not in words[0]:
                     found["actor"].append(other)
@@ -194,7 +194,7 @@ def kills(count: int, seconds: float, earlier: Row, on_ray: bool = False) -> Row
     count -= (before := sum(earlier.get("kills", {}).values()))
     rng, until = random.Random(before), time.monotonic() + seconds
     killed, orphans, agents = Counter[str](), 0, set[psutil.Process]()
-    with tempfile.TemporaryDirectory(prefix="e-") as name:  # short, because Ray's sockets lie in it
+    with tempfile.TemporaryDirectory(prefix="e-") as name:  # paths of Ray's sockets in it must be short
         folder = Path(name)
         (folder / "tmp").mkdir()
         for run in ("warm", "whole"):  # "warm" measures group widths, and loads torch from the disk

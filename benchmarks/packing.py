@@ -204,7 +204,7 @@ PAPERS_DECISIONS = {
         ((384, 16), _SIXTEEN, (0.97, 0.98, 0.97, 1.0, 1.0)),
     )
 }
-"""`PAPERS_DECISIONS[jobs, GPUs][policy]`: HyperSack's milliseconds and occupancy. It used OR-Tools, not HiGHS."""
+"""`PAPERS_DECISIONS[jobs, GPUs][policy]`: HyperSack's milliseconds and occupancy. "HiGHS" has those of OR-Tools."""
 
 
 def markdown(results: Row) -> str:

@@ -73,7 +73,7 @@ def begin(*args: Any, **kwargs: Any) -> Any:
 
 
 def faults(call: Callable[[Any], object], argument: str, right: Right) -> list[str]:
-    """Return a line for each of `VALUES` that a call wrongly accepts or refuses.
+    """Return a line for each of `VALUES` that a call does not accept or refuse as it should.
 
     Args:
         call: A function of one argument, the value.

@@ -4,7 +4,7 @@
     python -m tests.recorded_runs after.json --like before.json   on the code as it is; exit status 1 if a run differs
 
 Both files must come from one machine: processors differ in the last digit. Each run has a process of its own, one
-thread, one device and groups of four, unless its entry in `RUNS` says otherwise. A run is written down as users see it:
+thread, one device and groups of four, unless its entry in `runs` says otherwise. A run is written down as users see it:
 configurations, scores by epoch, decisions, the winner. Journals may look different.
 """
 
@@ -160,7 +160,7 @@ def search(name: str, folder: Path) -> dict[str, Any]:
 
 
 def is_score(name: str) -> bool:
-    """Tell whether an entry of a trial's history is a score. Heat, trial, epoch and measured times are no scores."""
+    """Tell whether an entry of a trial's history is a score. Heat, trial, epoch and `TIMED` metrics are no scores."""
     return name not in PLACE and not any(word in name for word in TIMED)
 
 

@@ -104,7 +104,7 @@ class _Tape(TorchDispatchMode):
         return result
 
     def exchange(self, default: torch.Generator, own: torch.Generator) -> Callable[[bool], None]:
-        """Record an exchange of generators like an operator, as a graph uses generators exchanged in its capture."""
+        """Record an exchange of generators like an operator: replays of a graph also draw from exchanged generators."""
         backs = [by_state(default, own)]
         self.acts.append(lambda: backs.append(by_state(default, own)))
 

@@ -27,7 +27,7 @@ def tells(handler: ast.ExceptHandler) -> bool:
 
 
 def silent(source: str) -> list[int]:
-    """Return the lines that catch and drop any error without a comment there, on the line before or the line after."""
+    """Return lines that catch and drop errors of any kind, if no comment is there, on the line before or after."""
     lines, found = source.splitlines(), []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ExceptHandler):

@@ -52,7 +52,7 @@ def digits(folder: Path, arguments: str) -> str:
 
 @pytest.fixture
 def first_seed(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return `digits` of seed 0. Two tests need it and may run in two processes, so that it is kept in a file."""
+    """Return `digits` of seed 0. Two tests need it and may run in two processes, so it is kept in a file."""
     folder = tmp_path_factory.getbasetemp()
     shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     with FileLock(shared / "digits.lock"):

@@ -26,10 +26,10 @@ FLOORS = (
     {"tuner"},
     {"integrations"},
 )
-"""The folders and modules ("rooms") of hydro_rasda by floor, the lowest first. A room imports lower rooms only."""
+"""The folders and modules ("rooms") of hydro_rasda by floor, the lowest first. They import from lower floors only."""
 
 LOOSE = {"contracts", "loggers", "tuner"}
-"""Rooms that are one module: `tune` itself, the interface of plug-ins, and callbacks for users."""
+"""Rooms that are one module: the interface of plug-ins, callbacks for users, and `tune` itself."""
 
 USES = {
     "packing": {"common", "history", "run", "schedulers"},

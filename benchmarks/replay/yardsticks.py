@@ -106,7 +106,7 @@ def halves(tables: Mapping[str, Table]) -> list[dict[str, Table]]:
 
 @dataclass(frozen=True)
 class Judged:
-    """Quality of a policy's winners: arrays with a number for each search. Higher is better.
+    """Quality of a policy's winners: arrays with a number for each search. Higher scores are better.
 
     Attributes:
         cost: Cost in full trainings.

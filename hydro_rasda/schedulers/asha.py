@@ -202,8 +202,8 @@ class AsyncSuccessiveHalving:
 
     @cached_property
     def _rungs(self) -> tuple[int, ...]:
-        # As in Ray Tune, `max_t` is a rung only if it equals `grace_period` times a power of `spacing`. If it is no
-        # rung, scores at `max_t` are recorded in no rung.
+        # As in Ray Tune, `max_t` is a rung only if it equals `grace_period` times a power of `spacing`. If not, no
+        # scores are recorded for `max_t`.
         *earlier, last = self.milestones
         meets = not earlier or earlier[-1] * self.spacing == last
         return (*earlier, last) if meets else tuple(earlier)

@@ -19,8 +19,8 @@ from hydro_rasda.common.argument_checks import check_int, check_number
 def milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
     """Return the milestones of successive halving, `min_t * factor**k` for k = 0, 1, ..., the last one at `max_t`.
 
-    The function multiplies integers. If it computed the number of rungs by a float logarithm of `max_t / min_t`, it
-    would lose a rung, for example at 243 / 3. The first milestone that reaches or passes `max_t` becomes `max_t`.
+    The function multiplies integers. If it computed the number of rungs by a float logarithm, it would lose a rung, for
+    example in `milestones(1, 243, 3)`. The first milestone that reaches or passes `max_t` becomes `max_t`.
 
     In RASDA's eqs. 2 and 3, the arguments are min_I, max_I and the scaling factor. In ASHA, `factor` is the reduction
     factor.
@@ -121,8 +121,8 @@ class _Milestone:
 class MilestoneBarrier:
     """Trials on their way to milestones, and trials that wait there.
 
-    A trial waits for its cohort. The cohort is the trials on their way to the same milestone that would arrive before
-    the wait ends, if they were as fast as the waiting trial. So no trial waits for one that began much later.
+    A trial waits for its cohort. The cohort consists of the trials on their way to the same milestone that would arrive
+    before the wait ends, if they were as fast as the waiting trial. So no trial waits for one that began much later.
 
     Args:
         wait: The longest wait of a trial, relative to the time that it took to reach the milestone. With inf, waits

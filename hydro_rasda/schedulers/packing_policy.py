@@ -221,7 +221,7 @@ class _Refused:
     """
 
     def __init__(self) -> None:
-        # `_memory[i]` and `_compute[i]` are one size. As i rises, memory rises and compute falls.
+        # `_memory[i]` and `_compute[i]` belong to the same job. As i rises, memory rises and compute falls.
         self._memory: list[float] = []
         self._compute: list[float] = []
 

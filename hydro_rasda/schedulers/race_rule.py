@@ -156,8 +156,8 @@ class Race:
         Args:
             full: Each trial's scores by epoch, up to its last epoch so far.
             over: Trials whose training ended by itself, perhaps before `max_t`.
-            ends: Final scores of the ended trials for which averages count (see `final_score`). The last score
-                of any other ended trial is final. Forecasts of stopped trials do not include such a change.
+            ends: Final scores of ended trials, which averages may have changed (see `final_score`). The last score of
+                any other ended trial is final. Forecasts of stopped trials do not include changes by averages.
         """
         ended = [n for n, curve in full.items() if math.isfinite(curve.get(self.max_t, math.nan))]
         found = {}

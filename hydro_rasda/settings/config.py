@@ -56,7 +56,8 @@ MOST_WORKERS = 1024
 GLOBAL_BATCH = "global_batch_size"
 """Key of reports and of a trial's history: the number of examples in a step over all workers."""
 FULL_TRAININGS = 3.0
-"""Default budget of the race in full trainings. With `repeats`, a finalist trains a seed for each such amount."""
+"""Default budget of the race in full trainings. Each further seed of the finalists (`sweep.repeats`) needs this budget
+once more. With folds, a seed needs this budget for each fold."""
 UNSPLIT: Mapping[str, tuple[Callable[[object], bool], str]] = {
     # With micro-batches, the ranks' shares could have different numbers of them. Ranks would then wait for each other
     # forever.
@@ -205,7 +206,7 @@ class RaceConfig(Part):
             batch. On this machine, workers are devices; if it has fewer devices than workers, the devices share the
             batch.
         max_workers: Largest number of workers of a trial. With 1, each device trains whole trials, so that results do
-            not depend on the number of devices. None: as many as fit the cluster or this machine. But on this machine
+            not depend on the number of devices. None: as many as the cluster or this machine has. But on this machine
             with `workers=1`, None means 1.
         lr_rule: Factor of the learning rate when the workers, and so the global batch, grow by f (section 3.2):
             "linear" is f, "sqrt" its square root, "none" 1. It may also be a function of f. "auto" is linear for SGD,

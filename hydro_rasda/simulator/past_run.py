@@ -105,8 +105,8 @@ def costs(stretches: Mapping[Stretch, Mapping[int, float]]) -> tuple[float | Non
     """Return the seconds of an epoch on one device, and the cost of each trial relative to these seconds.
 
     A machine's speed changes with other programs, and with the number of trials that are left. So a trial is compared
-    with trials that trained the same epochs on the same number of workers. In this comparison, the seconds of each
-    other trial are divided by that trial's own relative cost so far. Epochs that a trial trained alone do not change
+    with the median of all trials that trained the same epochs on the same number of workers. For this median, the
+    seconds of a trial are divided by the trial's relative cost so far. Epochs that a trial trained alone do not change
     its cost. The cost of a trial is the median of its comparisons. The returned seconds are the median over epochs on
     the fewest workers, because more time is lost with more workers; None if there are no stretches.
 

@@ -255,7 +255,7 @@ def _row(trial: str, line: Report, metric: str, some_timed: bool) -> EpochRow:
 
 
 def _seconds(line: Report) -> float:
-    """Return the seconds of the epoch alone; NaN if only their sum with the time of a start is known."""
+    """Return the seconds of the epoch alone; NaN if none are known, or only their sum with the time of a start."""
     began = line.get("iterations_since_restore") == 1
     return float(line.get("epoch_seconds") or (not began and line.get("time_this_iter_s")) or math.nan)
 

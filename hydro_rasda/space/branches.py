@@ -61,7 +61,7 @@ def check_branches(space: Space, where: str = "space") -> None:
 
 
 def restricted(space: Space, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fix a space's values to those of a full or partial configuration; leave out branches that contradict it."""
+    """Return a space with the values of a full or partial configuration, without branches that contradict them."""
     found: dict[str, Any] = {}
     for key, value in space.items():
         if not is_branching(value):
@@ -71,7 +71,7 @@ def restricted(space: Space, config: Mapping[str, Any]) -> dict[str, Any]:
         own = {name: config[name] for name in names}
         fitting = [each for each in value.categories if names <= reachable(each).keys() and _agrees(each, own)]
         require(bool(fitting), key, own, "values of one branch of `space`")
-        # Keep the branches that can draw the values. If no branch can, keep all, because any of them may be meant.
+        # Of these branches, keep those that can draw the values. If none can, keep all, because any may be meant.
         fitting = [each for each in fitting if _draws(each, own)] or fitting
         found[key] = Categorical([restricted(each, own) for each in fitting])
     return found

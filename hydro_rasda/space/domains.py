@@ -92,7 +92,7 @@ class Function(Domain):
 
 
 def _multiple(bound: float, q: float, rounded: Callable[[float], int]) -> float:
-    """Round a bound to a multiple of `q` by the function `rounded`; a bound that nearly is a multiple becomes it."""
+    """Round a bound to a multiple of `q` by the function `rounded`; a bound close to a multiple becomes that one."""
     nearest = round(bound / q)
     return q * (nearest if math.isclose(bound / q, nearest) else rounded(bound / q))
 
@@ -235,7 +235,7 @@ def _each(space: Any, convert: Callable[[Any], Any]) -> Any:
 
 
 def _own(value: Any) -> Any:
-    if type(value).__module__ != _RAYS:  # no domain of Ray Tune, or one of a user's subclass
+    if type(value).__module__ != _RAYS:  # no domain of Ray Tune's own classes
         return value
     if is_a(value, "Categorical"):
         return Categorical(value.categories)

@@ -231,8 +231,8 @@ def _interrupted_once(holds: Callable[[], bool]) -> Iterator[None]:
 def check_race(make_backend: Callable[[], Backend], folder: Path) -> None:
     """A backend resumes the full-size trainings that another backend began.
 
-    Here, the local backend trains all finalists for an epoch. The checked backend trains them to the end. The local
-    backend then finds nothing left to do. No epoch is trained twice.
+    Here, the local backend trains all finalists for an epoch. The checked backend then finishes the race. After that,
+    the local backend finds nothing left to do. No epoch is trained twice.
     """
     configs = [{"lr": 0.02 * (n + 1)} for n in range(3)]
     local = references()[0]

@@ -123,8 +123,8 @@ class DeviceTrainer:
         with one_thread() if self.cores > 1 else nullcontext():
             found = planned_widths(problem, kinds, self.cores, self.children > 0, free, peaks, tight, seconds)
         peaks.keep(free / self.cores)
-        # A share is the part of the memory that a kind's group takes. It is rounded down to 1 % of a core's memory, so
-        # that measurements that differ little give equal shares.
+        # A share is the part of the device's memory that a kind's largest group takes. It is rounded down to 1 % of a
+        # core's memory, so that measurements that differ little give equal shares.
         steps = 100 * self.cores
         taken = {kind: peaks.expected(kind_of_group(kind, kinds[kind]), widths.most) for kind, widths in found.items()}
         shares = {kind: math.floor(size / max(1.0, free) * steps) / steps for kind, size in taken.items()}
@@ -186,8 +186,8 @@ class DeviceTrainer:
         if not self.children:
             yield from (Finished(task, self._train_part(task, work, work.notify)) for task in tasks)
             return
-        # `lanes` models train side by side. Their number does not depend on how many tasks are left, so that a resumed
-        # run uses the same number of threads. Its results are then equal to the last digit.
+        # The cores are divided among `lanes` models. `lanes` does not depend on how many tasks are left, so that a
+        # resumed run uses the same number of threads. Its results are then equal to the last digit.
         lanes, fit = -(-tasks[0].beside // devices), self._at_once(tasks, work)
         if fit < min(len(tasks), self.cores):
             lanes = min(lanes, fit)

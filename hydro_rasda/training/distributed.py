@@ -190,8 +190,8 @@ def average_statistics(joint: nn.Module, weight: Callable[[], float] = lambda: 1
         means = torch.cat(wide) * (weight() / dist.get_world_size())
         dist.all_reduce(means)
         for tensor, mean in zip(tensors, means.split([t.numel() for t in tensors])):
-            # Write through `.data`, so that autograd does not count the change. The backward pass does not need the
-            # values before it.
+            # Write through `.data`, so that autograd's version counter does not count the change. The backward pass
+            # does not need these values.
             tensor.data.copy_(mean.view_as(tensor))
 
     joint.register_forward_hook(average)
@@ -205,7 +205,7 @@ class Joint(nn.Module):
         self.model = model
         self._objective, self._turns = objective, turns(objective)
         some = next(p for p in model.parameters() if p.requires_grad)
-        # DDP warns if it looks for unused parameters and finds none. So there is this one, which no step uses.
+        # DDP warns if it looks for unused parameters and finds none. So this parameter exists, which no step uses.
         self.unused = nn.Parameter(torch.zeros(1, dtype=some.dtype, device=some.device))
 
     def forward(self, batch: Batch, whole: bool = False, part: str | None = None) -> dict[str, Tensor]:

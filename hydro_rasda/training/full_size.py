@@ -106,7 +106,7 @@ def train_full_size_trial(
         learners = [full_size_learner(of_model, trial) for of_model in each]
         for learner, own in zip(learners, states_apart(state, len(each)) if state is not None else ()):
             learner.load(own)
-        # Patience may have run out in an earlier process that ended before its report. Then nothing is left to train.
+        # Patience may have run out in an earlier process that ended before it reported so. Then no epoch is left.
         ended = state is not None and settings.out_of_patience(learners[0].epochs_since_best(task.span.start))
         span = Span(task.span.start, task.span.start) if ended else task.span
         for epoch, metrics in _epochs(learners, each, span, trial, should_stop):

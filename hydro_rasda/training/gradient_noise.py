@@ -170,7 +170,8 @@ class GradientNoise:
             step.averaged.append(_squared_norm(mean, scale))
             return mean
 
-        # This does what `allreduce_hook` does, but calls back into Python once instead of twice.
+        # This averages as `allreduce_hook` does. That hook has a callback of its own, so that each bucket would call
+        # back into Python twice. Here, only `averaged` is called.
         reduced = dist.all_reduce(own.div_(self._world), async_op=True).get_future()
         result: torch.futures.Future[Tensor] = reduced.then(averaged)
         return result

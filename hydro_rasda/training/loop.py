@@ -107,7 +107,8 @@ def _of_better_weights(metrics: EpochMetrics, settings: TuneConfig, at_end: bool
     if at_end and settings.metric in own and not settings.comparison.by_place:
         sign = 1.0 if settings.mode == "max" else -1.0
         ours, theirs = (sign * of[settings.metric][0] for of in (own, known))
-        if math.isfinite(ours) and not theirs >= ours:  # equal averages count, NaN averages do not
+        # If both scores are equal, the averages count. If only theirs is NaN, the last step's weights count.
+        if math.isfinite(ours) and not theirs >= ours:
             return known | own | {averaged(name): known[name] for name in compared}
     return known | {unaveraged(name): own[name] for name in compared}
 
