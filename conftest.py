@@ -44,7 +44,7 @@ _python = PythonEvaluator()
 
 
 def _run(example: Example) -> None:
-    """Run a block with the names of earlier blocks; run the first shown block of a page in `PROGRAMS` as a file."""
+    """Run a block with the names of earlier blocks; run the first shown block of a page of `PROGRAMS` alone."""
     names, shown = example.namespace, example.document.text.startswith("```", example.start)
     if not shown or "__file__" in names or _page(Path(example.path)) not in PROGRAMS:
         _python(example)

@@ -186,8 +186,8 @@ class DeviceTrainer:
         if not self.children:
             yield from (Finished(task, self._train_part(task, work, work.notify)) for task in tasks)
             return
-        # The cores are divided among `lanes` models. `lanes` does not depend on how many tasks are left, so that a
-        # resumed run uses the same number of threads. Its results are then equal to the last digit.
+        # The cores are divided among `lanes` models. Unless memory limits `lanes`, it does not depend on how many tasks
+        # are left. So a resumed run uses the same number of threads, and its results are equal to the last digit.
         lanes, fit = -(-tasks[0].beside // devices), self._at_once(tasks, work)
         if fit < min(len(tasks), self.cores):
             lanes = min(lanes, fit)
