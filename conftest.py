@@ -1,8 +1,8 @@
-"""Every code block of the pages that users read is run: a page is a module, and its blocks share their names.
+"""Test the code blocks of the pages that users read. The blocks of a page share their names, as in one module.
 
-```python is run. The first block of `PROGRAMS` runs as a reader runs it: alone, as a file. ```py is compiled alone: it
-needs a cluster, a GPU, or what the reader has. Of ```console, the lines after a `$ ` that call `hydro-rasda` are run,
-and each must succeed. ```sh is looked at by `bash -n`.
+A ```python block is run. The first block of a page in `PROGRAMS` runs as a reader runs it: alone, as a file. A ```py
+block is only compiled, because it needs a cluster, a GPU, or things that only a reader has. In a ```console block, each
+line that begins with `$ hydro-rasda` is run and must succeed. A ```sh block is checked by `bash -n`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from sybil import Example, Sybil
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser
 
-# Where several processes have a thread for each core, those that wait would spin on cores that others need: the same
-# steps took 35 times as long beside each other. Read when torch is imported.
+# Let waiting threads sleep. If several processes have a thread for each core, threads that spin while they wait take
+# the cores from others, and the same steps took 35 times as long. Torch's import reads this variable.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# Ray's workers are nice by default: beside a process that computes, they would hardly ever run.
+# By default, Ray's workers have a low priority. Beside a process that computes, they would hardly ever run.
 os.environ.setdefault("RAY_worker_niceness", "0")
-# Many tests compare two equal trainings to the last digit, and on a GPU torch's own kernels differ in that. `make
-# test-gpu` runs the tests for a GPU.
+# Hide the GPUs from most tests. Many tests compare two equal trainings to the last digit, which torch's GPU kernels do
+# not reproduce. `make test-gpu` runs the tests for a GPU.
 if "HYDRO_RASDA_TEST_GPU" not in os.environ and any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
@@ -35,16 +35,16 @@ PROGRAMS = ("README.md", "fusion/README.md", "surrogate/README.md")
 """Pages whose first example is a whole program."""
 
 SLOW = (*PROGRAMS[1:], "docs/start.md", "docs/guides/runs.md", "docs/guides/laptop.md")
-"""Pages that train for over 10 s, as these do on two cores; README's program is in `make test`."""
+"""Pages that train for more than 10 s on two cores. README is not among them, so that `make test` runs its program."""
 
 collect_ignore = ["docs/doctests.py"]
-"""`make docs` alone installs the package that this file imports."""
+"""This file imports a package that only `make docs` installs."""
 
 _python = PythonEvaluator()
 
 
 def _run(example: Example) -> None:
-    """Run a block with the names of those before it; a page's first program without, pasted into an empty file."""
+    """Run a block with the names of earlier blocks; run the first shown block of a page of `PROGRAMS` alone."""
     names, shown = example.namespace, example.document.text.startswith("```", example.start)
     if not shown or "__file__" in names or _page(Path(example.path)) not in PROGRAMS:
         _python(example)
@@ -74,7 +74,7 @@ def _parsed(example: Example) -> None:
 
 
 def _enter(names: dict[str, Any]) -> None:
-    """A folder of its own for what a page writes, and names as in a script of the reader's."""
+    """Enter a new folder, into which the page writes its files, and set names as in a reader's script."""
     names["__name__"] = "__main__"
     names["_left"] = os.getcwd(), os.environ.get("HYDRO_RASDA_CACHE"), tempfile.TemporaryDirectory()
     os.chdir(names["_left"][2].name)
@@ -98,7 +98,7 @@ pytest_collect_file = Sybil(
         CodeBlockParser("sh", _parsed),
     ],
     patterns=["*.md"],
-    # The site's first page has the program of README.
+    # docs/index.md is left out, because it has README's program.
     excludes=["docs/fusion/*", "docs/surrogate/*", "docs/benchmarks/**", "benchmarks/**", "docs/index.md"],
     setup=_enter,
     teardown=_leave,
@@ -106,7 +106,7 @@ pytest_collect_file = Sybil(
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the pages that take long."""
+    """Mark the pages that take long as slow tests."""
     for item in items:
         if item.path.suffix == ".md" and _page(item.path).startswith(SLOW):
             item.add_marker(pytest.mark.slow)

@@ -89,7 +89,7 @@ def _how(step: Bench, data: Path, out: Path) -> dict[str, Any]:
 
 
 def run(steps: Sequence[Bench], data: Path, out: Path) -> list[str]:
-    """Run steps one after another. Return which were left out, and why."""
+    """Run steps one after another. Return the steps that were left out, with the reasons."""
     left_out = []
     for step in steps:
         if step.needs and not (data / step.needs).exists():
@@ -166,7 +166,7 @@ def _on_gpu(data: Path, minutes: float, again: bool) -> None:
         try:
             status = child.wait(seconds)
         except subprocess.TimeoutExpired:
-            _stop(child)  # the rows that it has written so far stay
+            _stop(child)  # the rows written so far are kept
             return f"cut short after {seconds:.0f} s" if seconds >= PIECE_SECONDS else ""
         return "done" if status == 0 else f"failed with status {status}"
 

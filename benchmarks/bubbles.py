@@ -98,7 +98,7 @@ def compared(rank: int, port: int, micro_batches: int, source: Path, out: Path) 
         for _ in range(PAIRS):
             pair = {beside: {"seconds": [], "waited": 0.0, "open": 0.0, "used": 0.0} for beside in ("with", "without")}
             for run in range(runs):
-                guest.paused = run % 4 in (1, 2)  # with, without, without, with: neither is always the first
+                guest.paused = run % 4 in (1, 2)  # with, without, without, with guests: neither is always first
                 row: Row = pair["without" if guest.paused else "with"]
                 before = guest.waited, guest.open, guest.used
                 row["seconds"] += [host.step() for _ in range(RUN)]
@@ -190,7 +190,7 @@ def slowdown(micro_batches: int) -> Row:
             tuner.kill()
             tuner.wait()
         found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
-    # A step is over when it is over on the slower rank. This is the first rank, because its backward pass comes last.
+    # Take the times of the first rank. Its backward pass comes last, so a step is over when it is over there.
     first: list[Row] = found[0]["rows"]
     pairs = [median(pair["with"]["seconds"]) / median(pair["without"]["seconds"]) for pair in first]
     means = [sum(pair["with"]["seconds"]) / sum(pair["without"]["seconds"]) for pair in first]
@@ -210,7 +210,7 @@ def slowdown(micro_batches: int) -> Row:
 
 
 def identical(row: Row) -> Row:
-    """Replace the losses of a row by whether the host by itself has the same losses, to the last bit."""
+    """Replace the losses of a row by a flag: True if the host alone has the same losses, to the last bit."""
     losses = row.pop("losses")
     with tempfile.TemporaryDirectory() as name:
         for process in ranks(plain, row["micro_batches"], 60, Path(name)):
@@ -277,6 +277,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from benchmarks.bubbles import main as importable  # guests look for the model by its module's name
+    from benchmarks.bubbles import main as importable  # guests cannot import a model from `__main__`
 
     importable()

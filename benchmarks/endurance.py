@@ -51,8 +51,8 @@ class ProcessGroup:
         self._driver = driver
         self._seen: set[psutil.Process] = set()
         self.agents: set[psutil.Process] = set()
-        """Ray's own processes. They look now and then for the processes that they serve, and end half a minute after
-        them. Workers that have not taken work yet are among them; they look once they are ready."""
+        """Ray's own processes. They check from time to time whether the processes that they serve still run, and end
+        half a minute after these. Workers that still start are included. They check once they are ready."""
 
     def note(self) -> dict[str, list[psutil.Process]]:
         """Return the processes that run now, by kind."""
@@ -66,7 +66,7 @@ class ProcessGroup:
         for other in others:
             with contextlib.suppress(psutil.NoSuchProcess):
                 words = other.cmdline() or [""]
-                if any(word.strip().endswith(_OF_RAY) for word in words):  # excludes raylet, which only names them
+                if any(word.strip().endswith(_OF_RAY) for word in words):  # raylet has them inside a word
                     self.agents.add(other)
                 elif words[0].startswith("ray::") and "IDLE" not in words[0]:
                     found["actor"].append(other)
@@ -183,7 +183,7 @@ def trials(count: int, seconds: float, earlier: Row) -> Row:
         left = len(list(checkpoints.glob("*.pt")))
     begun = sum(trial.status != "not begun" for trial in result.trials)
     told = flat(readings)
-    # Each group that will go on keeps a checkpoint, so their number may grow.
+    # Each group that will continue keeps a checkpoint, so the number of checkpoints may grow.
     told["grown"] = [name for name in told["grown"] if name != "checkpoints"]
     most = max(reading["checkpoints"] for reading in readings)
     return {"trials": begun, "checkpoints at most": most, "checkpoints left": left, **told}
@@ -194,10 +194,10 @@ def kills(count: int, seconds: float, earlier: Row, on_ray: bool = False) -> Row
     count -= (before := sum(earlier.get("kills", {}).values()))
     rng, until = random.Random(before), time.monotonic() + seconds
     killed, orphans, agents = Counter[str](), 0, set[psutil.Process]()
-    with tempfile.TemporaryDirectory(prefix="e-") as name:  # it holds Ray's sockets, whose paths must be short
+    with tempfile.TemporaryDirectory(prefix="e-") as name:  # paths of Ray's sockets in it must be short
         folder = Path(name)
         (folder / "tmp").mkdir()
-        for run in ("warm", "whole"):  # the first one measures the best width of groups, and reads torch from the disk
+        for run in ("warm", "whole"):  # "warm" measures group widths, and loads torch from the disk
             started = time.monotonic()
             _started(folder, run, on_ray).wait()
         usual, whole = time.monotonic() - started, _found(folder / "whole")
@@ -232,7 +232,7 @@ def kills_on_ray(count: int, seconds: float, earlier: Row) -> Row:
 
 ON_RAY: dict[str, Any] = {
     "backend": RayBackend(resources_per_worker={"CPU": 1}),
-    # With one finalist, and trials that train by themselves, nothing depends on which process is first.
+    # With one finalist, and trials that train by themselves, the result does not depend on which process is first.
     "sweep": SweepConfig(surrogate=1, fusion=1),
     "race": RaceConfig(top_k=1, checkpoint_every=1, grace_period=3, max_workers=2),
 }

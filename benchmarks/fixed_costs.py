@@ -84,7 +84,7 @@ def _parts_of(program: str) -> Numbers:
 
 
 def _cpu_of(code: str, folder: str) -> float:
-    """Measure the CPU seconds of a process and its children. The first of several may compile imported modules."""
+    """Measure the CPU seconds of a process and its children. The first such process may also compile modules."""
     keeps = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = {**keeps, "OMP_NUM_THREADS": "1", "HYDRO_RASDA_CACHE": folder}

@@ -123,7 +123,7 @@ def lora_gpt2() -> nn.Module:
     ends = {"bos_token_id": None, "eos_token_id": None}
     no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     with torch.random.fork_rng():
-        torch.manual_seed(0)  # one base for all trials
+        torch.manual_seed(0)  # so that all trials have the same base
         base = GPT2LMHeadModel(GPT2Config(**sizes, **ends, **no_dropout))
     lora = LoraConfig(r=4, lora_alpha=8, target_modules=["c_attn"], fan_in_fan_out=True, lora_dropout=0.0)
     adapted: nn.Module = get_peft_model(base, lora)

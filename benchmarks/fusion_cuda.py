@@ -121,7 +121,7 @@ def _row(
             _synchronized(step, device)
         if step.graph is not None and not step.graph.recorded:
             return {**row, "error": f"not recorded: {step.graph.refusal}"}
-    except Exception as error:  # if the card refuses a width or a mode, that is a result, and the others still count
+    except Exception as error:  # a width or mode that the card refuses is a result; others still count
         return {**row, "error": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
     row["setup_seconds"] = time.perf_counter() - start
     row["seconds"] = seconds = _median_seconds(step, device)

@@ -28,7 +28,7 @@ from fusion.width import keep_freed_memory
 FILE = "fusion_throughput.json"
 SEED = 0
 MIN_PAIRS = 5
-# Each trial, and each group, takes its steps in a row, as it would in training, so that its weights are in the cache.
+# A trial or group takes this number of steps in a row, as in training, so that its weights are in the cache.
 STEPS = 5
 COLUMNS = ["model (batch)", "trials", "groups", "speedup, wall", "speedup, CPU", "ms alone", "ms fused"]
 COLUMNS += ["pairs", "load", "JAX"]
@@ -177,7 +177,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()
     earlier = read(arguments.out / FILE, {"rows": []})["rows"]
-    by_jax = {(row["case"], row["trials"]): row["jax"] for row in earlier}  # JAX is not measured again
+    by_jax = {(row["case"], row["trials"]): row["jax"] for row in earlier}  # JAX times are kept
     rows: list[Row] = []
     for trials in arguments.trials:
         for case in (case for case in CASES if case.name in arguments.cases):

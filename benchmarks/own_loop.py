@@ -38,7 +38,7 @@ AGAIN = 3
 """The number of times that a winner's configuration is trained again."""
 OWN = "`tune(train=...)`"
 LOSSES = ("handed back", "again", "again, last epoch")
-"""Names of the test losses in a row."""
+"""Names of the test losses in a row of results."""
 Config = Mapping[str, Any]
 Losses = dict[str, float]
 
@@ -115,7 +115,7 @@ def by_tune(seed: int, cores: int) -> Found:
         for name, state in (worker.checkpoint or {}).items():
             parts[name].load_state_dict(state)
         for losses in epochs(model, optimizer, worker.max_t - worker.iteration):
-            told = {"val_loss": losses["val_loss"], "val_test_loss": losses["test_loss"]}  # "val_..." is kept
+            told = {"val_loss": losses["val_loss"], "val_test_loss": losses["test_loss"]}  # `tune` keeps "val_..."
             worker.report(told, {name: part.state_dict() for name, part in parts.items()})
 
     with tempfile.TemporaryDirectory() as folder:
@@ -141,7 +141,7 @@ def by_asha(seed: int, cores: int) -> Found:
     from ray.tune.schedulers import ASHAScheduler
 
     def train(given: dict[str, Any]) -> None:
-        from benchmarks.own_loop import epochs, full_size  # `__main__` is another module in a worker of Ray's
+        from benchmarks.own_loop import epochs, full_size  # in a Ray worker, `__main__` is another module
 
         torch.set_num_threads(1)
         for losses in epochs(*full_size(given["config"]), EPOCHS):

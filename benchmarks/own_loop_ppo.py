@@ -184,7 +184,7 @@ def by_tune(seed: int, size: Size, limit: float, surrogate: float = 1 / 8) -> Fo
                 parts[name].load_state_dict(state)
             began = time.process_time()
             for score in returns(model, optimizer, config, range(worker.iteration, worker.max_t)):
-                with told.open("a") as file:  # trials train in processes of their own
+                with told.open("a") as file:  # a file, because trials train in other processes
                     file.write(f"{worker.width_ratio} {score} {time.process_time() - began}\n")
                 worker.report({"return": score}, {name: part.state_dict() for name, part in parts.items()})
                 began = time.process_time()

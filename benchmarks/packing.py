@@ -46,7 +46,7 @@ POLICIES: dict[str, Policy] = {
     PAPERS: worst_fit_decreasing,
     OURS: worst_fit_overcommitted,
 }
-"""HyperSack's policies, and ours."""
+"""HyperSack's policies, and the policy of this library."""
 
 
 def occupancy(jobs: Sequence[Job], rooms: Sequence[Room], placed: Sequence[Placed]) -> float:
@@ -178,7 +178,7 @@ BY_DEFAULT = ("decisions", "makespan")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures the parts that are named and writes the results."""
+    """Measure the named parts, and write the results."""
     parser = options(__doc__)
     parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(PARTS))
     parser.add_argument("--quick", action="store_true", help="two profiles, a few repeats")
@@ -204,7 +204,7 @@ PAPERS_DECISIONS = {
         ((384, 16), _SIXTEEN, (0.97, 0.98, 0.97, 1.0, 1.0)),
     )
 }
-"""`PAPERS_DECISIONS[jobs, GPUs][policy]`: HyperSack's milliseconds and occupancy. "HiGHS" was OR-Tools there."""
+"""`PAPERS_DECISIONS[jobs, GPUs][policy]`: HyperSack's milliseconds and occupancy. "HiGHS" has those of OR-Tools."""
 
 
 def markdown(results: Row) -> str:

@@ -120,7 +120,7 @@ class _Device:
 
     def __init__(self, machine: Machine, interference: Interference) -> None:
         self._machine, self._interference = machine, interference
-        self._jobs: list[Job] = []  # with the seconds that they still take
+        self._jobs: list[Job] = []  # each with the seconds that it still takes
         self._speeds: list[float] = []
 
     def room(self) -> Room:

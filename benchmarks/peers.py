@@ -50,9 +50,9 @@ FILE = "peers.json"
 BUDGETS = (1, 4)
 """Time budgets of other searches, as multiples of the wall time that `tune` takes."""
 SHARES = (0.5, 0.25)
-"""Shares of that time that `tune` gets as `time_budget_s`."""
+"""Shares of the wall time of `tune` that `tune` gets as `time_budget_s` in further runs."""
 PARTS = (0.25, 0.5, 0.75, 1)
-"""Shares of that time after which the models in hand are compared, on wide tasks."""
+"""Shares of the wall time of `tune` after which, on wide tasks, the models in hand are compared."""
 OURS = "`tune`"
 PROCESSES = min(2, len(os.sched_getaffinity(0)))
 IN_ONE_PROCESS = "ASHA, one after another"
@@ -79,7 +79,7 @@ def in_hand(epochs: Sequence[Scored], seconds: float, mode: str) -> list[float |
 
 
 def ours_in_hand(epochs: Sequence[Scored], row: Row) -> list[float | None]:
-    """Return the same for `tune`. The last score is that of the model that `tune` itself chooses in the end."""
+    """Return `in_hand` for `tune`, but with the model that `tune` itself chooses in the end as the last one."""
     return [*in_hand(epochs, row["seconds"], row["mode"])[:-1], row[OURS]]
 
 

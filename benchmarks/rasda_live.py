@@ -197,7 +197,7 @@ def markdown(results: Row) -> str:
 
 
 def main() -> None:
-    """Runs what is missing and writes the results."""
+    """Run the searches that are missing, and write the results."""
     path = options(__doc__).parse_args().out / FILE
     fresh: Row = {"environment": environment("torch", "ray"), "rows": []}
     results = read(path, fresh)

@@ -233,7 +233,10 @@ def _end(timeline: Row) -> float:
 
 
 def _with_error(results: Row, name: str) -> list[Row]:
-    """Add the standard error of its ratio to each row: in a normal distribution, 90 % lie within 1.645 deviations."""
+    """Add to each row the standard error of its ratio.
+
+    The error follows from the 5 % and 95 % quantiles, which lie 1.645 deviations from a normal distribution's mean.
+    """
     rows = []
     for row in results[name]:
         low, high = row["ratios_of_3_runs_5_to_95_percent"]
@@ -243,7 +246,7 @@ def _with_error(results: Row, name: str) -> list[Row]:
 
 
 def main() -> None:
-    """Runs everything and writes the results."""
+    """Run everything, and write the results."""
     parser = options(__doc__)
     amount = parser.add_mutually_exclusive_group()
     amount.add_argument("--full", action="store_true", help="twice the seeds: each task of LCBench once")

@@ -141,7 +141,7 @@ def fit(trainable: Any, folder: str, scheduler: RASDAScheduler, trials: int, con
 
 
 def main() -> None:
-    """Measures, prints and writes the result files."""
+    """Measure, print and write the result files."""
     parser = options(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()

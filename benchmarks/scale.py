@@ -70,7 +70,7 @@ def _no_width_argument(config: Mapping[str, Any]) -> nn.Module:
 def dispatch(waiting: int, each: int = 4, repeats: int = 3) -> Numbers:
     """Measure the CPU milliseconds in which a device of 8 cores gets its next groups; `each` trials of a kind wait."""
     widths, count = Widths(4, 2, {1: 100.0, 4: 250.0}), waiting // each
-    # Made again for each repeat, as a dispatch makes them, because they remember earlier answers.
+    # Each repeat gets new objects, as a dispatch does, because the objects remember earlier answers.
     asked = [
         {f"kind-{k}": WaitingKind(range(k, waiting, count), widths, steps=10.0 + k) for k in range(count)}
         for _ in range(repeats)
@@ -95,7 +95,7 @@ def _tune(model_fn: Any, trials: int, **settings: Any) -> None:
 
 
 def resume(members: int, kept: int, repeats: int = 3) -> Numbers:
-    """Measure the CPU seconds of members of a fused group that go on from its checkpoint, and of those from scratch.
+    """Measure the CPU seconds of members of a fused group that go on from its checkpoint, and of those that start anew.
 
     They do one step of a model of 20 layers, so nearly all of the time is spent on building and loading it.
     """
@@ -317,7 +317,7 @@ def shown(cell: dict[str, Any] | None, row: Measure) -> str:
     if cell is None:
         return "-"
     number = cell["number"]
-    if number < 0:  # a difference of two times, within their noise
+    if number < 0:  # the difference of two times is smaller than their noise
         return f"about 0 {row.unit}"
     return f"{number:,.0f} {row.unit}" if abs(number) >= 100 else f"{number:.3g} {row.unit}"
 

@@ -57,7 +57,7 @@ def run_trial(task: TransferTask, config: Config, width_ratio: float, *, plain: 
     """Train one configuration at one width, and return its validation score."""
     torch.manual_seed(seed)
     model = _ordinary(task, config, width_ratio) if plain else make_surrogate(task.model_fn, config, width_ratio)
-    optimizer = make_optimizer(model, {"weight_decay": 0.0, **config})  # not torch's default
+    optimizer = make_optimizer(model, {"weight_decay": 0.0, **config})  # 0 in place of torch's default
     rates = [group["lr"] for group in optimizer.param_groups]
     x, y = task.train
     shuffle = torch.Generator().manual_seed(seed)

@@ -74,7 +74,8 @@ class Solver:
         kx, ky = self.wavenumbers()
         square = kx**2 + ky**2
         w = torch.fft.rfft2(vorticity.double(), norm="forward")
-        # The real transform holds one number of each conjugate pair, except for ky = 0 and the highest ky.
+        # The real transform has only one number of each conjugate pair, which therefore counts twice. Numbers of the
+        # lowest and the highest ky count once, because both numbers of such a pair are there.
         twice = torch.where((ky == 0) | (ky == self.n / 2), 1.0, 2.0)
         total: Tensor = (twice * w.abs() ** 2 / square.clamp(min=1.0)).sum((-2, -1))
         return total / 2
@@ -95,7 +96,7 @@ def random_vorticity(flows: int, n: int, seed: int) -> Tensor:
     solver = Solver(n, 0.0, 0.0)
     kx, ky = solver.wavenumbers()
     k = (kx**2 + ky**2).sqrt()
-    # Energy is spread over a circle of length 2 pi k, and omega = k |u|.
+    # The energy E(k) is spread over a circle of length 2 pi k, and |omega| = k |u|. So |omega|^2 ~ k E(k).
     amplitude = torch.where((k > 0) & (k < n / 3), k / (1 + (k / PEAK_WAVENUMBER) ** 4).sqrt(), 0.0)
     field = torch.fft.irfft2(torch.fft.rfft2(noise) * amplitude, s=(n, n))
     unit: Tensor = field / (2 * solver.energy(field)).sqrt()[:, None, None]

@@ -180,7 +180,7 @@ def _never_forced(file: int) -> None:
 
 
 def _run(path: Path, trials: int) -> tuple[Run, _Given]:
-    """Make a run that has already recorded the kinds of its models, of three structures, so none is built."""
+    """Make a run that has already recorded the kinds of its models, three in all, so that no model is built."""
     cpu = torch.device("cpu")
     data = make_batches((torch.zeros(4, 16), torch.zeros(4, dtype=torch.int64)), "train_data", cpu, 0)
     race, sweep = RaceConfig(top_k=4), SweepConfig(surrogate=0.5)

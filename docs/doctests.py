@@ -1,4 +1,4 @@
-"""What mkdocs needs to show the doctests of this code as examples: here they end a docstring without a heading."""
+"""An extension of mkdocs that shows doctests as examples. In this code, no heading stands before the doctests."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import griffe
 
 
 class DoctestsAsExamples(griffe.Extension):
-    """Puts "Examples:", which Google's style asks for, before doctests that stand by themselves."""
+    """Insert the heading "Examples:", which Google's style demands, before doctests without a heading."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         docstring = obj.docstring

@@ -1,4 +1,4 @@
-"""The picture of the idea: narrow copies, fused, are halved; a few models race at full size; one comes back trained.
+"""Draw the idea: fused narrow copies are halved, a few models race at full size, and one comes back trained.
 
     python -m docs.idea
 
@@ -21,14 +21,14 @@ TEXT = (
 
 
 class Scheme(NamedTuple):
-    """The colours of a picture, which has no ground of its own."""
+    """The colors of a picture. Its background is transparent."""
 
     text: str
     faint: str
     box: str
     line: str
     finalists: tuple[str, str, str, str]
-    """Of the four configurations that reach full size; the first is the winner's."""
+    """Colors of the four configurations that reach full size; the first color is the winner's."""
 
 
 SCHEMES = {
@@ -37,7 +37,7 @@ SCHEMES = {
 }
 
 FINALISTS = {8: 0, 3: 1, 17: 2, 22: 3}
-"""The finalists among the 24 copies that are drawn, and their colours."""
+"""Maps each finalist among the 24 drawn copies to the index of its color."""
 SURVIVORS = [8, 3, 17, 22, 5, 11, 14, 20]
 """The copies that the first rung keeps."""
 
@@ -80,7 +80,7 @@ def copies(scheme: Scheme) -> str:
 
 
 def rungs(scheme: Scheme) -> str:
-    """Draw the second step: the best third goes on, twice."""
+    """Draw the second step: two rungs, from which only the best copies continue."""
     drawn = ""
     for x, kept, ended in ((236, SURVIVORS, []), (308, SURVIVORS[:4], SURVIVORS[4:])):
         for i, member in enumerate([*kept, *ended]):

@@ -34,7 +34,7 @@ REPORT: dict[str, tuple[RuleName, str, tuple[str, ...]]] = {
     "docs/report-dark.png": ("halving", "dark", ("The two most important", "Parallel coordinates", "Timeline")),
     "docs/population.png": ("pbt", "light", ("Population",)),
 }
-"""Rule of the sweep, colour scheme and sections of the pictures of the report."""
+"""Maps each picture of a report to the rule of its sweep, its color scheme and the headings of its sections."""
 
 
 def rasda_paper(path: Path) -> None:
@@ -83,9 +83,9 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "benchmarks/results/vs_asha.png": vs_asha,
     "benchmarks/results/vs_asha_gpu.png": vs_asha,
 }
-"""All pictures but those of the report, with what draws each."""
+"""Maps each picture, except those of a report, to the function that draws it."""
 SETTLED = ("benchmarks/results/rasda_beyond.png",)
-"""Pictures of studies that are over; their pages name the commit at which their scripts stand."""
+"""Pictures of studies that are over; their pages name the commit that has their scripts."""
 
 
 def draw_report(names: Sequence[str]) -> None:
@@ -143,9 +143,7 @@ def photograph(browser: Any, url: str, scheme: str, titles: Sequence[str]) -> by
     """Return a PNG of the sections of a page from the first of `titles` to the last."""
     from tests.hydro_rasda.browser import ALL_DRAWN, open_page, wait
 
-    open_page(
-        browser, url, PAGE_WIDTH, height=12_000, scheme=scheme
-    )  # without a scroll bar, which the photograph lacks
+    open_page(browser, url, PAGE_WIDTH, height=12_000, scheme=scheme)  # so high that no scroll bar is shown
     wait(browser, ALL_DRAWN)
     places = {}
     for section in browser.find_elements("css selector", "section"):

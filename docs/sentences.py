@@ -1,4 +1,4 @@
-"""A check of English: sentences that begin with a headless clause or are long, paragraphs with many numbers.
+"""Check the English of pages and code: find headless or long sentences, and paragraphs with many numbers.
 
     python -m docs.sentences            all pages and packages; exit status 1 if such a sentence is found
     python -m docs.sentences PATH ...   these files or folders
@@ -7,7 +7,8 @@ A headless clause begins with What, Who, Where, Which or Whether and stands for 
 again". Questions are allowed, and so are headings. Pages are parsed as Markdown. Docstrings and comments are read, and
 so are texts that are raised, warned of or printed.
 
-"So many" and "so much" stand for a number that the reader must look for, unless "as" or "that" follows: name it.
+"So many" and "so much" stand for a number that the reader must look for, unless "as" or "that" follows. Name the number
+instead.
 
 A sentence does not begin with Of, Those, Equal or Whose either, which leave out an actor. It begins with By
 only if a comma ends that phrase, so that an actor can follow: "By default, `tune` halves". A fragment in lower case,
@@ -116,7 +117,7 @@ def lacks_actor(sentence: str) -> bool:
 
 
 def numbers(text: str) -> list[str]:
-    """Return the numbers of a paragraph, in digits; a fraction such as 1/8 is one.
+    """Return the numbers of a paragraph, in digits; a fraction such as 1/8 is one number.
 
     Not counted: code, parts of names such as ResNet-18 or 2-D, years, and versions such as torch 2.13.
 
@@ -138,7 +139,7 @@ def paragraphs(markdown: str, cells: bool = True) -> Iterator[tuple[int, str]]:
             kinds.pop()
         elif token.type == "inline" and kinds[-1] not in ("heading_open", "th_open", *["td_open"] * (not cells)):
             text = "".join(map(_shown, token.children or []))
-            if not text.startswith(":::"):  # mkdocstrings puts a name's documentation there
+            if not text.startswith(":::"):  # here, mkdocstrings inserts the documentation of a name
                 yield line + 1, text
 
 
@@ -149,7 +150,7 @@ def _shown(token: Token) -> str:
 
 
 def of_page(path: Path, place: str) -> Iterator[Finding]:
-    """Find what a page has."""
+    """Yield the findings in a page."""
     page = path.read_text(encoding="utf-8")
     for line, text in paragraphs(page):
         yield from _of_text(place, line, text)
@@ -159,14 +160,14 @@ def of_page(path: Path, place: str) -> Iterator[Finding]:
 
 
 def of_code(path: Path, place: str) -> Iterator[Finding]:
-    """Find what docstrings, comments and messages of a module have."""
+    """Yield the findings in the docstrings, comments and messages of a module."""
     source = path.read_text(encoding="utf-8")
     for line, text in (*prose(ast.parse(source)), *comments(source)):
         yield from _of_text(place, line, text)
 
 
 def comments(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the first line and the text of each comment; lines below each other are one, directives are none.
+    """Yield the first line and the text of each comment. Adjacent lines are one comment; directives are left out.
 
     >>> list(comments("x = 1  # One.\\n# Two\\n# lines.\\ny = 2  # noqa"))
     [(1, 'One.'), (2, 'Two lines.')]
@@ -253,7 +254,7 @@ def of_docstring(docstring: str) -> Iterator[str]:
 
 
 def files(root: Path) -> list[Path]:
-    """Return the pages and modules of a checkout; of links, none."""
+    """Return the pages and modules of a checkout; links are left out."""
     pages = {path for pattern in PAGES for path in root.glob(pattern)}
     modules = {path for package in PACKAGES for path in (root / package).rglob("*.py")}
     own = (path for path in pages | modules if not any(each.is_symlink() for each in (path, *path.parents)))
@@ -270,7 +271,7 @@ def findings(paths: Iterable[Path], root: Path = ROOT) -> list[Finding]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what is found; return the exit status."""
+    """Print the findings; return the exit status."""
     asked = [Path(each).resolve() for each in arguments]
     chosen = (
         [path for path in files(ROOT) if any(path.is_relative_to(each) for each in asked)] if asked else files(ROOT)

@@ -65,7 +65,7 @@ def host(rank: int, port: int, source: Path, over: Event) -> None:
             dist.broadcast(enough, 0)
     share = guest.open / max(guest.waited, 1e-9)
     told = f"rank {rank}: {guest.steps} steps; {guest.waited:.0f} s of bubbles, {share:.0%} of them open to guests"
-    # Write the text and the end of the line at once: `print` writes them apart, and both ranks may write at once.
+    # Write the text and the newline in one call. `print` writes them in two, and the other rank could write in between.
     sys.stdout.write(f"{told}\n")
     dist.destroy_process_group()
 

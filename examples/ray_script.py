@@ -7,7 +7,7 @@ import argparse
 import os
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-# Trials of a few seconds save so often that Ray would warn. Longer trials do not.
+# Switch off Ray's warning about trials that save often. Trials save often here because they take only seconds.
 os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
 
 import ray
@@ -67,7 +67,7 @@ def main() -> None:
     tuner = tune.Tuner(
         elastic(train, scheduler, data=data),
         param_space={
-            "lr": tune.loguniform(1e-3, 0.1),  # up to 8 times that on 8 workers
+            "lr": tune.loguniform(1e-3, 0.1),  # multiplied by up to 8 on 8 workers
             "momentum": tune.uniform(0.5, 0.99),
             "rescale_warmup_epochs": tune.choice([1, 2]),
         },

@@ -1,4 +1,4 @@
-"""Which tests stay together where several processes run them (`pytest -n 2`), and what all may ask for."""
+"""Distribute tests among several processes (`pytest -n 2`), and define fixtures that any test may use."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ RAY = re.compile(
     r"|tests/benchmarks/vs_asha/test_cell\.py::test_rays_asha"
     r"|tests/test_examples\.py::test_(digits_on_ray|the_ray_script)"
 )
-"""Tests that use Ray, which one process after another may have: two at once would starve each other of workers."""
+"""Tests that use Ray. One process runs all of them, because two with Ray would starve each other of workers."""
 
 LONG = re.compile(
     r"(README\.md|tests/(test_(examples|notebook|wheel)|benchmarks/tasks/test_load"
     r"|fusion/evaluate/rules/test_torch_operators|hydro_rasda/(bubbles/test_host|run/test_resume"
     r"|training/test_(distributed|lr_and_decay_by_parameter)))\.py)::"
 )
-"""Modules and pages that take long. They start early: a process that began one last would keep the other waiting."""
+"""Modules and pages that take long. They start early, because other processes would be idle while one runs last."""
 
 
 @pytest.hookimpl(trylast=True)
@@ -37,9 +37,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A module's tests share its fixtures; those that use Ray share its cluster.
+    """Run the tests of a module in one process, because they share fixtures. Do the same with all tests that use Ray.
 
-    Not by `xdist_group`: xdist 3.8 writes the group where pytest 9.2 no longer reads it.
+    The mark `xdist_group` does not do this: xdist 3.8 writes the group to a place that pytest 9.2 no longer reads.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -47,13 +47,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return "ray" if RAY.match(nodeid) else nodeid.partition("::")[0]
 
-    config.option.loadscopereorder = False  # it starts modules of many tests first, which are not the long ones
+    config.option.loadscopereorder = False  # True starts modules with many tests first, not the long ones
     return ByModule(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _without_waiting_for_the_disk() -> Iterator[None]:
-    """What is written outlives any process, synced or not; a test of what a power cut leaves notes the calls itself."""
+    """Skip `fsync`, which only protects from a power cut. Tests of a power cut record the calls themselves."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -61,7 +61,7 @@ def _without_waiting_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture
 def set_aside() -> Iterator[None]:
-    """Let the test's garbage collections pass over all that the suite has imported: each would take a second."""
+    """Let garbage collections in a test skip all earlier objects; otherwise, each collection would take a second."""
     gc.freeze()
     yield
     gc.unfreeze()
@@ -69,7 +69,7 @@ def set_aside() -> Iterator[None]:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Let the processes that a test starts take SIGINT, which those of a script's background job inherit as ignored."""
+    """Let processes that a test starts react to SIGINT, which a script's background jobs and their children ignore."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

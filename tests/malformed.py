@@ -1,4 +1,4 @@
-"""Values that an argument is handed by mistake, and what becomes of a call that gets them."""
+"""Call functions with malformed values, and check that the functions refuse these values with a clear error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 Right = Callable[[Any], bool]
-"""Whether a value may be taken."""
+"""Tells whether a call should accept a value."""
 
 VALUES: Mapping[str, Callable[[], Any]] = {
     "None": lambda: None,
@@ -60,25 +60,25 @@ VALUES: Mapping[str, Callable[[], Any]] = {
 }
 
 SECONDS = 5.0
-"""Of this process's own time, after which a call hangs."""
+"""CPU seconds of this process after which a call counts as hanging."""
 
 
 class Reached(BaseException):
-    """The work that the arguments were for would begin now."""
+    """Raised once all arguments are accepted, in place of the work of the call."""
 
 
 def begin(*args: Any, **kwargs: Any) -> Any:
-    """Takes the place of a user's function, which is called once all arguments are taken."""
+    """Stand in for a user's function, which is called once all arguments are accepted."""
     raise Reached
 
 
 def faults(call: Callable[[Any], object], argument: str, right: Right) -> list[str]:
-    """What is wrong with how a call takes `VALUES`.
+    """Return a line for each of `VALUES` that a call does not accept or refuse as it should.
 
     Args:
-        call: Of one argument.
-        argument: Its name, which errors must have; or several, with "|" between.
-        right: Which values are to be taken; all others are to be refused.
+        call: A function of one argument, the value.
+        argument: The argument's name, which error messages must contain; or several names, separated by "|".
+        right: Tells which values the call should accept. It should refuse all others.
     """
     found = []
     for label, make in VALUES.items():
@@ -125,7 +125,7 @@ def flag(value: Any) -> bool:
 
 
 def number(least: float = -math.inf, most: float = math.inf, *, open_: bool = False) -> Right:
-    """A finite number from `least` to `most`; `open_`: without its ends."""
+    """Accept finite numbers from `least` to `most`, ends included; if `open_` is True, ends excluded."""
 
     def right(value: Any) -> bool:
         if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):

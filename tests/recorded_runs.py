@@ -4,7 +4,7 @@
     python -m tests.recorded_runs after.json --like before.json   on the code as it is; exit status 1 if a run differs
 
 Both files must come from one machine: processors differ in the last digit. Each run has a process of its own, one
-thread, one device and groups of four, unless its entry in `RUNS` says otherwise. A run is written down as users see it:
+thread, one device and groups of four, unless its entry in `runs` says otherwise. A run is written down as users see it:
 configurations, scores by epoch, decisions, the winner. Journals may look different.
 """
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from hydro_rasda.contracts import Event
 
 ALONE = {"HYDRO_RASDA_ONE_PROCESS": "1", "OMP_NUM_THREADS": "1"}
-"""The environment of a run."""
+"""Environment variables of a run: it has one process and one thread."""
 
 PLACE = {"heat", "trial", "epoch"}
 TIMED = ("seconds", "seconds_left", "efficiency")
-"""Words in the names of metrics that a clock decides."""
+"""Words in the names of metrics that depend on the clock."""
 
 
 def runs() -> dict[str, dict[str, Any]]:
-    """Return the arguments of `tune` of each run, by name, where they differ from those of `search`."""
+    """Map the name of each run to the arguments of `tune` that differ from those in `search`."""
     from sklearn.model_selection import KFold
     from torch.nn.functional import cross_entropy
 
@@ -69,7 +69,7 @@ def runs() -> dict[str, dict[str, Any]]:
 
 
 def train(worker: Worker) -> None:
-    """A training loop of the user's own."""
+    """Train as a user's own training loop does."""
     import torch
     from torch import nn
 
@@ -103,7 +103,7 @@ def search(name: str, folder: Path) -> dict[str, Any]:
             decisions.append([at, sorted(vars(event)["candidates"]), list(vars(event)["kept"])])
         epochs[0] += vars(event).get("epochs", 0) if kind == "EpochsTrained" else 0
 
-    if name == "out-of-time":  # each epoch takes a second, whatever the machine does; imported modules keep this clock
+    if name == "out-of-time":  # a clock on which each epoch takes a second; modules imported later use it
         time.perf_counter = time.monotonic = lambda: float(epochs[0])
 
     import torch
@@ -113,7 +113,7 @@ def search(name: str, folder: Path) -> dict[str, Any]:
     from hydro_rasda.heats import middle_heat
     from tests.hydro_rasda.models import mlp
 
-    middle_heat.LEAST_STEP = 0  # models that train in no time have a middle heat here
+    middle_heat.LEAST_STEP = 0  # otherwise, models as small as these have no middle heat
 
     torch.set_num_threads(1)
     data = load_digits()
@@ -160,7 +160,7 @@ def search(name: str, folder: Path) -> dict[str, Any]:
 
 
 def is_score(name: str) -> bool:
-    """Tell whether an entry of a trial's history is a score: no place, and nothing that a clock decides."""
+    """Tell whether an entry of a trial's history is a score. Heat, trial, epoch and `TIMED` metrics are no scores."""
     return name not in PLACE and not any(word in name for word in TIMED)
 
 

@@ -1,6 +1,6 @@
-"""Recordings that are counted: CUDA's graphs where there is a GPU, and what stands in for them where there is none.
+"""Count recordings of steps: CUDA graphs if there is a GPU, otherwise those of a stand-in.
 
-The latter records operators, and runs them again on the same tensors.
+The stand-in, `Recorder`, records operators, and runs them again on the same tensors.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Result = TypeVar("Result")
 
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-"""Where recorded steps are tested."""
+"""The device on which recorded steps are tested."""
 
 
 class Counted(CudaGraphs):
-    """CUDA's own graphs; see `Recorder`."""
+    """CUDA graphs that count recordings and replays as `Recorder` does."""
 
     def __init__(self) -> None:
         super().__init__(DEVICE)
@@ -47,11 +47,13 @@ class Counted(CudaGraphs):
 
 
 class Recorder:
-    """A `Capture`; as CUDA's graphs, it knows addresses alone, and calls none of the code that was recorded.
+    """A stand-in for CUDA graphs, with the interface `Capture`.
+
+    As with CUDA graphs, a replay runs operators on the memory of the recorded tensors, and does not call the step.
 
     Attributes:
-        recordings: How many were made.
-        replays: How often any was run again.
+        recordings: Number of steps that were recorded.
+        replays: Number of replays, summed over all recordings.
     """
 
     def __init__(self) -> None:
@@ -88,7 +90,8 @@ class _Tape(TorchDispatchMode):
         given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         made = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
         fresh = [i for i, t in enumerate(made) if t.untyped_storage()._cdata not in given]
-        # Handles of its own: code that ran may make its tensors lie elsewhere, but not those that were recorded.
+        # Keep detached handles of the tensors. The step's code may later move its own tensors to other memory, but not
+        # these handles.
         made = [t.detach() for t in made]
         args, kwargs = _handles(args), _handles(kwargs)
 
@@ -101,7 +104,7 @@ class _Tape(TorchDispatchMode):
         return result
 
     def exchange(self, default: torch.Generator, own: torch.Generator) -> Callable[[bool], None]:
-        """Recorded like an operator, as a graph follows the generators that are exchanged while it is captured."""
+        """Record an exchange of generators like an operator: replays of a graph also draw from exchanged generators."""
         backs = [by_state(default, own)]
         self.acts.append(lambda: backs.append(by_state(default, own)))
 
@@ -118,7 +121,7 @@ def _handles(tree: Any) -> Any:
 
 @contextmanager
 def recording() -> Iterator[Recorder | Counted]:
-    """Inside, steps on the CPU are recorded as those on a GPU are; where there is a GPU, its own are counted."""
+    """Within the context, count recordings of steps. If there is no GPU, `Recorder` records steps on the CPU."""
     recorder = Counted() if DEVICE.type == "cuda" else Recorder()
     with mock.patch.object(step, "capture_on", return_value=recorder):
         yield recorder

@@ -1,4 +1,4 @@
-"""A handler of any error says what it did, passes it on, or has a comment that says why nobody need know."""
+"""Test that a handler of any error uses the error, raises again, or has a comment that says why it drops the error."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ BROAD = {"Exception", "BaseException"}
 
 
 def is_broad(caught: ast.expr | None) -> bool:
-    """Whether it catches errors of any kind."""
+    """Tell whether a handler catches errors of any kind."""
     names = caught.elts if isinstance(caught, ast.Tuple) else [caught]
     return any(name is None or (isinstance(name, ast.Name) and name.id in BROAD) for name in names)
 
 
 def tells(handler: ast.ExceptHandler) -> bool:
-    """Whether it raises again, or uses the error or its traceback."""
+    """Tell whether a handler raises again, or uses the error or its traceback."""
     parts = [part for line in handler.body for part in ast.walk(line)]
     named = {part.id for part in parts if isinstance(part, ast.Name)}
     named |= {part.attr for part in parts if isinstance(part, ast.Attribute)}
@@ -27,7 +27,7 @@ def tells(handler: ast.ExceptHandler) -> bool:
 
 
 def silent(source: str) -> list[int]:
-    """Lines at which any error is caught and dropped, without a comment there, or on the line before or after."""
+    """Return lines that catch and drop errors of any kind, if no comment is there, on the line before or after."""
     lines, found = source.splitlines(), []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ExceptHandler):

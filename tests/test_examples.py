@@ -1,4 +1,4 @@
-"""The examples do what they promise, run as a user runs them."""
+"""Test that the examples do what they promise, by running them as a user does."""
 
 import difflib
 import os
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 def run(folder: Path, example: str | Path, *arguments: str, **environ: str) -> str:
-    """All that an example says, run in a folder."""
+    """Run an example in a folder, and return all its output."""
     command, environment = [sys.executable, str(EXAMPLES / example), *arguments], {**os.environ, **environ}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     said = f"{done.stdout}\n{done.stderr}"
@@ -29,14 +29,14 @@ def run(folder: Path, example: str | Path, *arguments: str, **environ: str) -> s
 
 
 def found(pattern: str, said: str) -> re.Match[str]:
-    """A line of what was said, as far as the pattern goes."""
+    """Return the match of a pattern at the start of a line of the output; fail if there is none."""
     match = re.search(f"^{pattern}", said, re.MULTILINE)
     assert match, said
     return match
 
 
 def changed(folder: Path, example: str, old: str, new: str) -> Path:
-    """An example with other numbers or one more argument, as a user edits it."""
+    """Write an example with `new` in place of `old`, as a user edits it, and return its path."""
     text = (EXAMPLES / example).read_text()
     assert text.count(old) == 1
     (folder / example).write_text(text.replace(old, new))
@@ -44,7 +44,7 @@ def changed(folder: Path, example: str, old: str, new: str) -> Path:
 
 
 def digits(folder: Path, arguments: str) -> str:
-    """What the example says of the best configuration and its accuracy, with more arguments of `tune`."""
+    """Run the example with more arguments of `tune`; return its lines on the best configuration and its accuracy."""
     said = run(folder, changed(folder, "digits.py", "max_t=27", f"max_t=27, {arguments}"), OMP_NUM_THREADS="1")
     assert not re.search("^(warning|hint):", said, re.MULTILINE), said
     return "\n".join(found(pattern, said)[0] for pattern in (r"Best configuration .*", r"Test accuracy: [\d.]+"))
@@ -52,7 +52,7 @@ def digits(folder: Path, arguments: str) -> str:
 
 @pytest.fixture
 def first_seed(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The example's words; two tests ask for it, and each may run in another process of pytest."""
+    """Return `digits` of seed 0. Two tests need it and may run in two processes, so it is kept in a file."""
     folder = tmp_path_factory.getbasetemp()
     shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     with FileLock(shared / "digits.lock"):
@@ -62,7 +62,7 @@ def first_seed(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_digits_reaches_97_percent(first_seed: str, tmp_path: Path) -> None:
-    """On average over seeds: one of 297 test examples more or less is 0.3 %."""
+    """Average over seeds, because a single one of the 297 test examples makes a difference of 0.3 %."""
     said = [first_seed, *(digits(tmp_path, f"seed={seed}") for seed in (1, 2))]
     accuracies = [float(each.rpartition(" ")[2]) for each in said]
     assert fmean(accuracies) >= 0.97
@@ -80,17 +80,18 @@ def test_the_same_search_without_the_library(tmp_path: Path) -> None:
 
 
 def test_the_ray_script_doubles_the_workers_of_survivors(tmp_path: Path) -> None:
-    # Ray warns of every step of its own that takes half a second, as on a busy machine any may.
+    # Switch off Ray's warnings of slow steps, because any step may take half a second on a busy machine.
     patient = {"TUNE_WARN_THRESHOLD_S": "inf", "TUNE_WARN_SLOW_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "inf"}
     arguments = ("--storage", str(tmp_path), "--trials", "2")
     said = run(tmp_path, "ray_script.py", *arguments, OMP_NUM_THREADS="1", **patient)
     assert "Traceback" not in said, said
     warnings = [line for line in said.splitlines() if "WARN" in line or "Warning" in line]
-    assert [line for line in warnings if "Token authentication" not in line] == [], said  # Ray's own, once
+    assert [line for line in warnings if "Token authentication" not in line] == [], said  # that warning is Ray's own
     trials = re.findall(r"^\w+: [\d.]+((?: \d)+)$", said, re.MULTILINE)
     assert len(trials) == 2, said
     assert " 1 2 4 4 8 8 8 8" in trials, said
-    # Who is stopped, if any, depends on the order in which scores come in: where each is better than the last, none is.
+    # The order in which scores arrive decides which trials are stopped. If each score is better than the one before,
+    # none is stopped. So each decision is compared with that of the rule for the same order.
     (history,) = (read_journal(str(folder)) for folder in tmp_path.glob("train_*"))
     rule = RASDA(max_t=8, mode="max")
     state = rule.init()
@@ -138,7 +139,7 @@ OWN_LOOPS = {
     "contrastive": ("EPOCHS = 27", "EPOCHS = 2", r"retrieval accuracy ([\d.]+)"),
     "trainer_subclass": ("num_train_epochs=9", "num_train_epochs=2", r"eval(?:uation |_)loss\W+([\d.]+)"),
 }
-"""By example: the line with its epochs, fewer of them, and the score that it prints last."""
+"""Maps each example to its line with the epochs, the line with fewer epochs, and the pattern of its printed scores."""
 
 
 @pytest.mark.parametrize("name", OWN_LOOPS)

@@ -1,4 +1,4 @@
-"""Arrows run downward only: no module imports one that lies on a higher floor, for its annotations neither."""
+"""Test that imports go downward only: no module imports from a higher floor, not even for annotations."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ FLOORS = (
     {"tuner"},
     {"integrations"},
 )
-"""The rooms of hydro_rasda, the lowest first. None uses another of its own floor."""
+"""The folders and modules ("rooms") of hydro_rasda by floor, the lowest first. They import from lower floors only."""
 
 LOOSE = {"contracts", "loggers", "tuner"}
-"""The rooms that are one module: the door, what a plug-in implements or is handed, and callbacks for users."""
+"""Rooms that are one module: the interface of plug-ins, callbacks for users, and `tune` itself."""
 
 USES = {
     "packing": {"common", "history", "run", "schedulers"},
     "simulator": {"common", "history", "run", "schedulers", "settings"},
 }
-"""Rooms apart from the tuner: all that they may use."""
+"""Maps rooms that are independent of the tuner to the only rooms that they may import."""
 
 USERS = {"packing": {"backends"}, "simulator": {"cli"}}
-"""Rooms apart from the tuner: all that may use them."""
+"""Maps rooms that are independent of the tuner to the only rooms that may import them."""
 
 FACADES = {"hydro_rasda"}
-"""What imports from everywhere, and what nothing in the package imports: the public names."""
+"""Modules of public names. They may import from all rooms, and no room may import them."""
 
 FUSION = (
     {"argument_checks", "lazy_names", "streams", "warn"},
@@ -52,15 +52,15 @@ FUSION = (
     {"graph"},
     {"width"},
 )
-"""The rooms of fusion, the lowest first; all modules that lie loose are on the first floor. None uses its own floor,
-but for the first."""
+"""The rooms of fusion by floor, the lowest first. The first floor has all modules outside of folders; only these may
+import from their own floor."""
 
 IMPURE = {"fusion", "os", "pathlib", "random", "ray", "surrogate", "time", "torch"}
-"""What decisions must not know."""
+"""Modules that the rules in `schedulers` must not import."""
 
 
 def modules(package: str) -> dict[str, Path]:
-    """Every module of a package by its full name."""
+    """Map the full name of each module of a package to its path."""
     found = {}
     for path in (ROOT / package).rglob("*.py"):
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -69,7 +69,7 @@ def modules(package: str) -> dict[str, Path]:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Full names of all that a file imports anywhere in it: in functions and for type checking, too."""
+    """Yield the full names of everything that a file imports, also in functions and for type checking."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -79,7 +79,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def room(name: str) -> str:
-    """The room of hydro_rasda that a full name lies in; for its facade, a public name or nothing."""
+    """Return the room of a full name. For a public name of the facade, return this name; for the facade itself, ""."""
     return name.partition(".")[2].partition(".")[0]
 
 
@@ -87,7 +87,7 @@ HEIGHTS = {name: height for height, rooms in enumerate(FLOORS) for name in rooms
 
 
 def allowed(user: str, used: str) -> bool:
-    """Whether a room may import another. What the facade offers lies above all of them."""
+    """Tell whether a room may import another. No room may import public names from the facade."""
     if user == used:
         return True
     apart = used in USES.get(user, {used}) and user in USERS.get(used, {user})
@@ -158,7 +158,7 @@ def test_no_two_modules_know_each_other(package: str) -> None:
 
 
 def owner(used: str, parts: Mapping[str, Path]) -> set[str]:
-    """The module that a full name is taken from: itself, or what it is a name in."""
+    """Return the module from which a full name is imported: the name is a module, or a name in a module."""
     return {name for name in (used, used.rpartition(".")[0]) if name in parts}
 
 

@@ -1,6 +1,6 @@
-"""The notebook is README's program, runs as a reader runs it, and is stored with what it shows.
+"""Test that the notebook has README's program, runs, and is stored with its outputs.
 
-Store it anew after a change of the program or of what it prints: `python -m tests.test_notebook`.
+After a change of the program or of its output, store the notebook again: `python -m tests.test_notebook`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ minutes](../docs/start.md) explains each step."""
 
 
 def written() -> Any:
-    """The notebook without outputs."""
+    """Return the notebook without outputs."""
     from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
     parts = re.split(r"^(?=def model_fn|space = |model = )", PROGRAM, flags=re.MULTILINE)
@@ -36,7 +36,7 @@ def written() -> Any:
 
 
 def executed(folder: Path) -> Any:
-    """The notebook, run in a folder; it raises an error if a cell does."""
+    """Run the notebook in a folder, and return it with its outputs. Raise an error if a cell does."""
     from nbclient import NotebookClient
 
     resources = {"metadata": {"path": str(folder)}}
@@ -48,17 +48,17 @@ def outputs(notebook: Any) -> list[Any]:
 
 
 def html(notebook: Any) -> str:
-    """All that a notebook shows as HTML."""
+    """Return all HTML that a notebook shows."""
     return "".join(output.get("data", {}).get("text/html", "") for output in outputs(notebook))
 
 
 def text(notebook: Any) -> str:
-    """All that a notebook prints."""
+    """Return all text that a notebook prints."""
     return "".join(output.get("text", "") or output.data.get("text/plain", "") for output in outputs(notebook))
 
 
 def check(notebook: Any) -> None:
-    """The bar is full, the table has the best trials, and the model is good."""
+    """Check that the progress bar is full, the table has the best trials, and the model is good."""
     shown = html(notebook)
     assert re.search("━━━.*100%", shown), shown
     assert shown.count("<tr>") > 5, shown

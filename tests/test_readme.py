@@ -1,4 +1,4 @@
-"""The pages that a newcomer reads first agree with the program and with the commands that they show."""
+"""Test that the pages that a newcomer reads first show the program and the commands as they are."""
 
 import difflib
 import re
@@ -12,7 +12,7 @@ PROGRAM = (ROOT / "examples" / "digits.py").read_text()
 
 
 def blocks(page: str) -> list[str]:
-    """The Python blocks of a page."""
+    """Return the Python blocks of a page."""
     return re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""A module is as long as its one subject, but no longer than one can read at a time; so are functions."""
+"""Test that no module and no function is too long to be read at a time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ MODULE_LINES = 600
 FUNCTION_LINES = 60
 
 LONG_DOCSTRINGS = {"tune", "tune_trainer"}
-"""Functions whose docstring explains a page of arguments: their lines are counted without it."""
+"""Functions whose docstring explains a page of arguments. The lines of the docstring do not count."""
 
 
 def functions(source: str) -> Iterator[tuple[str, int]]:
-    """Each function of a module, nested ones too, and its lines: from its first decorator to its last statement,
-    signature, docstring, comments and blank lines included."""
+    """Yield the name and the number of lines of each function of a module, nested functions included.
+
+    Lines count from the first decorator to the last statement. Docstring, comments and blank lines count, too."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
@@ -26,14 +27,14 @@ def functions(source: str) -> Iterator[tuple[str, int]]:
 
 
 def docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """How many lines a function's docstring has."""
+    """Return the number of lines of a function's docstring."""
     if ast.get_docstring(node) is None:
         return 0
     return (node.body[0].end_lineno or 0) - node.body[0].lineno + 1
 
 
 def sources() -> Iterator[tuple[str, str]]:
-    """Name and text of each module."""
+    """Yield the name and the text of each module."""
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             yield str(path.relative_to(ROOT)), path.read_text()
@@ -41,7 +42,7 @@ def sources() -> Iterator[tuple[str, str]]:
 
 def test_no_module_is_long() -> None:
     lines = {name: len(text.splitlines()) for name, text in sources()}
-    assert len(lines) > 300  # that anything was read at all
+    assert len(lines) > 300  # to be sure that modules were found
     assert {name: count for name, count in lines.items() if count > MODULE_LINES} == {}
 
 

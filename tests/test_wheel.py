@@ -1,4 +1,4 @@
-"""What is shipped: the three packages alone, with their data, and the versions that the pages promise."""
+"""Test that the wheel has only the three packages with their data, and that pages state the project's versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGES = ("fusion", "hydro_rasda", "surrogate")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built of a copy, without network, so that neither is left behind what an earlier build wrote."""
+    """Build the wheel without network, from a copy of the sources, which has no files of earlier builds."""
     source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
     for package in PACKAGES:
         shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -39,7 +39,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _files(package: str) -> set[str]:
-    """What a package needs: all of it but its page, and what Python leaves there."""
+    """Return the files of a package that belong in the wheel: all except Markdown pages and Python's caches."""
     files = (path for path in (ROOT / package).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     return {path.relative_to(ROOT).as_posix() for path in files if path.suffix != ".md"}
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 CLASSES = 5
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-"""On each of these, fused models are compared with separate ones."""
+"""Devices on which fused models are compared with separate ones."""
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,10 @@ class Case:
     """One kind of model.
 
     Attributes:
-        name: for the test's name.
-        build: makes the model, from torch's global random state.
-        batch: makes (input, target) from a seed.
-        objective: the loss of one model on one batch.
+        name: Part of the test's name.
+        build: Makes the model, with weights from torch's global random state.
+        batch: Makes (input, target) from a seed.
+        objective: Returns the loss of one model on one batch.
     """
 
     name: str
@@ -32,13 +32,13 @@ class Case:
 
 
 def classify(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Cross-entropy of what the model returns, as it is or as `.logits`."""
+    """Return the cross-entropy of a model's logits, which are its output or the output's `.logits`."""
     out = model(batch[0])
     return F.cross_entropy(getattr(out, "logits", out), batch[1])
 
 
 def next_token(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Cross-entropy of a causal language model."""
+    """Return the cross-entropy of a causal language model."""
     logits = model(input_ids=batch[0], use_cache=False).logits
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), batch[0][:, 1:].flatten())
 
@@ -68,7 +68,7 @@ def mlp() -> nn.Module:
 
 
 def convolution(*middle: nn.Module) -> nn.Module:
-    """Four channels in and out of `middle`, then a linear head."""
+    """Build a convolution, `middle` with four channels in and out, and a linear head."""
     head = (nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, CLASSES))
     return nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(inplace=True), *middle, *head)
 
@@ -100,7 +100,7 @@ class BasicBlock(nn.Module):
 
 
 def resnet18(width: int = 4) -> nn.Module:
-    """ResNet-18 for CIFAR; at full width, `width` is 64."""
+    """Build a ResNet-18 for CIFAR; the original has a `width` of 64."""
     layers: list[nn.Module] = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
     channels = width
     for stage in range(4):
@@ -118,7 +118,7 @@ def transformer_encoder(norm_first: bool = False) -> nn.Module:
 
 
 class SelfAttention(nn.Module):
-    """`nn.MultiheadAttention` with masks, and its weights returned and used."""
+    """Two layers of `nn.MultiheadAttention`: one has a mask, and the weights of the other enter the output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class Recurrent(nn.Module):
 
 
 class Tied(nn.Module):
-    """A language model in small: the embedding is the output layer, and `padding_idx` gets no gradient."""
+    """A small language model whose output layer has the embedding's weight. The embedding has a `padding_idx`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ def tied_loss(model: Tied, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 class Peculiar(nn.Module):
-    """Frozen and unused parameters, counters and averages, a method besides forward, a scalar parameter."""
+    """A module with frozen, unused and scalar parameters, counters and averages, and a method besides `forward`."""
 
     count: Tensor
     average: Tensor
@@ -211,7 +211,7 @@ class Seq2Seq(nn.Module):
 
 
 class Loose(nn.Module):
-    """Parameters in lists and dicts, reductions, sorting, writes into slices."""
+    """A module with parameters in lists and dicts, reductions, sorting, and writes into slices."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ from benchmarks.vs_asha.statistics import BASELINE, overall
 from benchmarks.vs_asha.yardsticks import by_chance
 
 SURE = 0.8
-"""Stated probabilities from which on calibration is judged."""
+"""Calibration is judged on the races whose stated probability is at least this."""
 ABLATIONS = (
     TODAY,
     "averaged weights rank the sweep",
@@ -60,7 +60,7 @@ ASKED = {
     "median stopping sweeps": "median stopping",
     "no stopping in the sweep": "no stopping",
 }
-"""Name of a rule on the page of the replay, which compares it with halving -> its name here."""
+"""Maps the name of a rule on the replay page to its name here."""
 
 Line = tuple[str, str, str]
 
@@ -183,7 +183,7 @@ def anytime(folder: Path) -> Iterator[Answer]:
     if not all(costs.values()) or not rows.keys() >= {*IN_TIME}:
         return
     first, at_once, *theirs = (rows[name] for name in IN_TIME)
-    ours = [*first[:-1], at_once[-1]]  # a budget for the whole search changes nothing
+    ours = [*first[:-1], at_once[-1]]  # if there is time for all, a budget changes nothing
     yield Answer(
         "What is in hand if the time is short?",
         "In the mean, a stopped search of `tune` has a better model than "

@@ -112,7 +112,7 @@ class Search:
         return float(self.tables.scores[width, weights][self.seed, number, epoch - 1])
 
     def look_cooled(self, width: float, number: int, epoch: int, share: float) -> float:
-        """Return the same after a cooldown of a share of the epochs before, if one is recorded; else without it."""
+        """Do the same as `look`, after a cooldown that lasts a share of the epochs so far, if one is recorded."""
         score = self.look(width, number, epoch)
         cooled = self.tables.cooled.get((width, epoch, share))
         if cooled is None:
@@ -281,7 +281,7 @@ class Tune:
         own, averaged = search.look(1.0, number, stop), search.look(1.0, number, stop, "averaged")
         if self.by == "both" and stop == search.max_t:
             first = search.look(1.0, number, 1, "averaged")
-            return final_score(own, max(own, averaged), first, "max")  # the better ones are handed back
+            return final_score(own, max(own, averaged), first, "max")  # the better weights are handed back
         return averaged if self.by == "best epochs" else own
 
 

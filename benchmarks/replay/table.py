@@ -83,7 +83,7 @@ class About:
     branches: list[tuple[int, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # JSON has no tuples.
+        # Branches that were read from JSON are lists, because JSON has no tuples.
         object.__setattr__(self, "branches", [(epoch, share) for epoch, share in self.branches])
 
 

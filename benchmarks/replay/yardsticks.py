@@ -2,8 +2,8 @@
 
 A configuration that is trained again has its last epoch's own weights, with seeds that the search has not seen. A
 search has half of a table's configurations. Each policy is compared with ASHA on the same half. ASHA on the other half
-is compared with it, too. Scores are test scores. A score counts as no worse if it is behind by at most a standard
-deviation of plain trainings between seeds.
+is compared with ASHA on this half, too. Scores are test scores. A score counts as no worse if it is behind by at most a
+standard deviation of plain trainings between seeds.
 
 Tasks fall into two halves, the tasks of `FIRST` and the others. Each half chooses a rule, which the other half judges.
 """
@@ -68,8 +68,8 @@ class Draw:
     """The configurations of a search, and the seeds that judge its winner.
 
     Attributes:
-        rest: Another sample of as many other configurations.
-        best: The best mean of last validation scores in `subset`, over the seeds that judge.
+        rest: Another sample: as many configurations, none of which is in `subset`.
+        best: The last validation score of the best configuration in `subset`, as a mean over the seeds that judge.
     """
 
     seed: int
@@ -106,7 +106,7 @@ def halves(tables: Mapping[str, Table]) -> list[dict[str, Table]]:
 
 @dataclass(frozen=True)
 class Judged:
-    """Quality of a policy's winners, [run] each; higher is better.
+    """Quality of a policy's winners: arrays with a number for each search. Higher scores are better.
 
     Attributes:
         cost: Cost in full trainings.
@@ -172,7 +172,7 @@ class Judge:
         self._tests = {keep: goodness(table, 1.0, "test", keep=keep) for keep in keeps}
         self._validation = {"last": self._tables.scores[1.0, "own"], "best": self._tables.kept}
         self._spread = seed_spread(table, complete_seeds(table, 1.0), "test")
-        self._unit = max(seed_spread(table, complete_seeds(table, 1.0)), 1e-12)  # 0 where seeds change nothing
+        self._unit = max(seed_spread(table, complete_seeds(table, 1.0)), 1e-12)  # above 0 even if seeds change nothing
         self._baseline = self._judged(asha, "last", self._draws)
 
     def row(self, policy: Policy, keep: Keep = "best") -> PolicyRow:

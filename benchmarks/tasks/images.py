@@ -160,7 +160,8 @@ def turbulence(data: Path, reduced: bool) -> Task:
 
     flows, frames = (6, 8) if reduced else (16, 16)
     threads = torch.get_num_threads()
-    # Threads gain little on transforms this small, and lose much on shared cores, because they wait for each other.
+    # Use one thread. More threads gain little on transforms this small. On shared cores they lose much, because they
+    # wait for each other.
     torch.set_num_threads(1)
     fields = snapshots(flows, frames)
     torch.set_num_threads(threads)
@@ -178,7 +179,7 @@ def turbulence(data: Path, reduced: bool) -> Task:
 
 
 def _autoencoder(config: Config, width_ratio: float) -> nn.Module:
-    # The size of the code sets the compression, so it is no width.
+    # The code keeps its size at every width, because its size sets the compression.
     code, widths = 16, [int(width * width_ratio) for width in (32, 64, 128)]
     encoder = [
         layer for i, o in pairwise([1, *widths]) for layer in (nn.Conv2d(i, o, 3, stride=2, padding=1), nn.GELU())

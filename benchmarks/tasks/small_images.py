@@ -104,7 +104,7 @@ def denoising(data: Path, reduced: bool) -> Task:
     parts = [((x + 0.4 * torch.randn(x.shape, generator=noise)).flatten(1), x.flatten(1)) for x, _ in _digits()]
 
     def model_fn(config: Config, ratio: float) -> nn.Module:
-        # The size of the code sets the compression, so it is no width.
+        # The code keeps its size at every width, because its size sets the compression.
         width, code = int(512 * ratio), 16
         sizes = [(64, width), (width, width), (width, code), (code, width), (width, width)]
         hidden = [layer for i, o in sizes for layer in (nn.Linear(i, o), nn.GELU())]

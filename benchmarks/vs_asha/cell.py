@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 import torch
-import torch._dynamo  # torch would import it with the first optimizer, which is no part of a search
+import torch._dynamo  # imported here, because the first optimizer would import it in the timed search
 
 from benchmarks.result_files import DEFAULT_DATA, cpu_model, read, save_lines
 from benchmarks.tasks.load import TASKS, load_task
@@ -82,7 +82,7 @@ def measure(task: Task, method: str, seed: int, folder: Path, *, timed: bool = T
     again = trained_before(cell, folder)
     if again is None:
         again = train_again(task, config, outcome.winner, seed)
-    elif timed:  # The machine may have been faster or slower then.
+    elif timed:  # The machine's speed may have changed since the earlier training.
         again["floor"] = train_again(task, config, outcome.winner, seed, times=1)["floor"]
     return cell | again
 
@@ -131,7 +131,7 @@ def environment_of(*packages: str) -> dict[str, Any]:
 def busy(seconds: float = 1.0) -> float:
     """Return the share of all cores' time that other processes take while this one sleeps; NaN if it is unknown.
 
-    The load average would not do, because it covers the last minute, and so the cell before, too.
+    The load average is no replacement, because it covers the last minute, in which the previous cell may have run.
     """
     try:
         before = _jiffies()

@@ -48,7 +48,8 @@ def plot(cells: Mapping[str, Mapping[str, Sequence[Cell]]], names: Mapping[str, 
             axis.set_yscale("log")
         for scaled in (axis.xaxis, axis.yaxis):
             if scaled.get_scale() == "log":
-                # By default, an axis shorter than a decade has no labels, and a label at each tick would be too much.
+                # Label 1, 2 and 5 in each decade. By default, an axis shorter than a decade has no labels, and labels
+                # at all ticks would overlap.
                 scaled.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
                 scaled.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
                 scaled.set_minor_formatter(NullFormatter())

@@ -123,7 +123,8 @@ def timeline(journal: Sequence[Mapping[str, Any]], wall: float) -> list[Event]:
 
     The journal says for each unit of work when it was done, in seconds since the run's folder was opened, and how long
     it took the device. Times are counted back from the end, with a unit's epochs spread evenly over its duration. They
-    are never early. They are late by the time after the last unit, and for units that shared the device.
+    are never early. They are late by the time between the last unit and the end. Times of units that shared the device
+    are later still.
 
     Args:
         journal: Its lines, in order: a unit's metrics, then the unit.
@@ -150,7 +151,7 @@ def timeline(journal: Sequence[Mapping[str, Any]], wall: float) -> list[Event]:
 Method = Callable[[Task, int], Searched]
 
 
-# All finalists train to the end.
+# With this budget, all finalists train to the end.
 _NO_RASDA: dict[str, Any] = {"full_trainings": TOP_K}
 
 METHODS: dict[str, Method] = {

@@ -41,7 +41,8 @@ def ray_trial(
     began = time.time()
     if task.name not in _HERE:
         with warnings.catch_warnings():
-            # Arrays of the object store are read-only, and nothing here writes to them.
+            # Torch warns that arrays of the object store are read-only. This is harmless, as nothing here writes to
+            # them.
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             held, examples = (tuple(torch.from_numpy(a) for a in arrays[part]) for part in ("held", "train"))
         _HERE[task.name] = replace(task, train=examples, held=held).on_device()

@@ -1,4 +1,4 @@
-"""Pure decisions: plain values go in, a decision comes out. They use no clock, disk, device or cluster.
+"""Pure decisions: plain values go in, a decision comes out. No decision uses a clock, disk, device or cluster.
 
 Real runs and the simulator use the same code.
 """

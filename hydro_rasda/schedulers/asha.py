@@ -33,8 +33,8 @@ class Decision(StrEnum):
 class Rung(Mapping[str, float | None]):
     """The scores of the trials that reached a milestone, in order of arrival; None for a score that was not finite.
 
-    A rung is a value: `recorded` returns another rung and leaves this one as it is. To avoid copies, both share one
-    dict, of which the older rung uses only the first entries.
+    A rung is immutable: `recorded` returns another rung. To avoid copies, both rungs share one dict, of which the older
+    rung uses only the first entries.
     """
 
     def __init__(self, scores: Mapping[str, float | None] = MappingProxyType({})) -> None:
@@ -202,8 +202,8 @@ class AsyncSuccessiveHalving:
 
     @cached_property
     def _rungs(self) -> tuple[int, ...]:
-        # Ray has a rung at `max_t` only if `grace_period` times a power of `spacing` equals `max_t`. Otherwise, a score
-        # at `max_t` is recorded in no rung.
+        # As in Ray Tune, `max_t` is a rung only if it equals `grace_period` times a power of `spacing`. If not, no
+        # scores are recorded for `max_t`.
         *earlier, last = self.milestones
         meets = not earlier or earlier[-1] * self.spacing == last
         return (*earlier, last) if meets else tuple(earlier)
@@ -214,8 +214,9 @@ class AsyncSuccessiveHalving:
         others = rung.finite()
         if not others:
             return False
-        # Round like `numpy.percentile`, which Ray uses, because the last bit decides between equal scores. For the same
-        # reason, use a percentage, and negate scores instead of taking the opposite quantile.
+        # Compute the quantile with the same rounding errors as Ray Tune, which calls `numpy.percentile`. Otherwise, a
+        # trial whose score equals the quantile might stop here, but continue there. This is why the share is multiplied
+        # and divided by 100, and why scores are negated if lower is better.
         position = (1 - 1 / self.reduction_factor) * 100 / 100 * (len(others) - 1)
         below = int(position)
         above = min(below + 1, len(others) - 1)

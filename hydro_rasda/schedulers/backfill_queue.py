@@ -42,14 +42,16 @@ class Queue:
     """The waiting trials, in order of arrival.
 
     Args:
-        overtaken: Number of starts in a row of trials that were not the longest waiting one.
+        overtaken: Number of trials that started in a row, none of which was the longest waiting trial.
     """
 
     def __init__(self, waiting: Iterable[Waiting] = (), overtaken: int = 0) -> None:
         self.overtaken = overtaken
         self._places: dict[str, int] = {}
         self._at: dict[int, Waiting] = {}
-        self._alike: dict[tuple[int, int], list[int]] = {}  # [-rung, workers]: places in rising order
+        # A place is a trial's number in the order of arrival. `_alike[-rung, workers]` has the places of all trials
+        # with this rung and number of workers, in rising order.
+        self._alike: dict[tuple[int, int], list[int]] = {}
         self._next = 0
         for trial in waiting:
             self.add(trial)
@@ -129,7 +131,7 @@ class Held:
 
     def __init__(self, holding: Iterable[tuple[str, int, float]] = ()) -> None:
         self._entries: dict[str, tuple[float, int, int]] = {}  # expected time of release, order of start, workers
-        self._ending: list[tuple[float, int, int]] = []  # the same, rising
+        self._ending: list[tuple[float, int, int]] = []  # the same tuples, sorted
         self._sizes: Counter[int] = Counter()
         self._started = self.workers = 0
         for each in holding:
@@ -158,12 +160,12 @@ class Held:
         self._insert(trial, (until, started, workers))
 
     def reservation(self, missing: int, now: float = 0.0) -> tuple[float, int]:
-        """Return the seconds until `missing` more workers are free, and the free workers that the head then leaves.
+        """Return the seconds until `missing` more workers are free, and the workers that the head then leaves free.
 
-        At least `missing` workers must be held. If the time is unknown, the seconds are 0, and the remaining workers
-        are those that remain in any case.
+        At least `missing` workers must be held. If the time is unknown, the seconds are 0, and the second number is the
+        least number of workers that can stay free.
         """
-        # Trials that should have ended are expected to end at once, in order of start.
+        # Trials that should have ended already are expected to end now, in the order in which they started.
         due = bisect_right(self._ending, (now, math.inf))
         overdue = sorted(self._ending[:due], key=itemgetter(1))
         freed = 0
@@ -240,7 +242,7 @@ def worker_slots(nodes: Iterable[Mapping[str, float]], worker: Mapping[str, floa
     require(fair, "resources_per_worker", worker, "a mapping of resources' names to finite amounts >= 0")
     needs = {name: amount for name, amount in worker.items() if amount > 0}
     require(bool(needs), "resources_per_worker", dict(worker), "more than 0 of some resource")
-    # The small surplus tolerates rounding errors of fractional GPUs, such as 0.1 + 0.2.
+    # Adding 1e-9 tolerates the rounding errors of fractional GPUs, such as 0.1 + 0.2.
     return sum(min(int(node.get(name, 0) / amount + 1e-9) for name, amount in needs.items()) for node in nodes)
 
 

@@ -25,7 +25,9 @@ takes about 20 microseconds. Loading its data into the caches takes another 100.
 
 
 class WaitForecast:
-    """Forecast how long the host will wait at a position in its step, because each step repeats the same schedule.
+    """Forecast how long the host will wait at a position in its step.
+
+    The forecast uses earlier waits at the position, because each step repeats the same schedule.
 
     >>> forecast = WaitForecast()
     >>> for seconds in (0.05, 0.04, 0.06): forecast.saw(2, seconds)
@@ -102,9 +104,9 @@ def _error(seconds: deque[float]) -> float:
 class Margin:
     """Tell whether work that cannot be stopped, such as work on a GPU, fits into the rest of a bubble.
 
-    Work is expected to last for the median time of the latest work of its kind, plus a share of that time. Because of
-    the median, one run that also loads code does not count. The share doubles each time that work outlasts its bubble.
-    Each time that work ends within its bubble, the share shrinks by 2 %.
+    Work is expected to last for the median time of the latest work of its kind, plus a share of that time. The median
+    leaves out a single run that takes longer because it also loads code. The share doubles each time that work outlasts
+    its bubble. Each time that work ends within its bubble, the share shrinks by 2 %.
 
     >>> margin = Margin()
     >>> for seconds in (0.010, 0.009, 0.500): margin.saw("forward", seconds, in_time=True)

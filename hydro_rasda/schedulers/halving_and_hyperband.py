@@ -114,7 +114,7 @@ class Bracket(SweepRule):
     def _decided(self, stop: int, stops: Sequence[int], sweep: SweepState) -> dict[int, Move]:
         """Let the best trials of a rung continue and stop the others.
 
-        Trials that are kept at the last rung get no move.
+        Trials that are kept at the last rung get no move: they wait until the sweep is over.
         """
         if self._to_the_end and stop == stops[-1]:
             return {}
@@ -194,7 +194,7 @@ class Bracket(SweepRule):
 
 @lru_cache(maxsize=64)
 def _size(holds: Callable[[int], bool], total: int) -> int:
-    """Count a bracket's trials among the first `total` trials. It is cached, because a sweep asks at each decision."""
+    """Count a bracket's trials among the first `total` trials. The count is cached, because each decision needs it."""
     return sum(map(holds, range(total)))
 
 

@@ -17,7 +17,7 @@ from hydro_rasda.schedulers.sweep_state import Standing, SweepState
 class MedianStopping(RuleToLast):
     """Stop a trial whose best score is worse than the median of the other trials' average scores up to its epoch.
 
-    An epoch is decided when all trials on their way to it are there, or when a device is idle.
+    Trials at an epoch are decided when no trial is on its way to this epoch, or when a device is idle.
 
     Attributes:
         last: The epoch at which the sweep ends.

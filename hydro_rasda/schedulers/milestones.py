@@ -19,8 +19,8 @@ from hydro_rasda.common.argument_checks import check_int, check_number
 def milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
     """Return the milestones of successive halving, `min_t * factor**k` for k = 0, 1, ..., the last one at `max_t`.
 
-    They are built by integer multiplication, because a float logarithm of `max_t / min_t` loses a rung, for example at
-    243 / 3. The first milestone that reaches or passes `max_t` becomes `max_t`.
+    The function multiplies integers. If it computed the number of rungs by a float logarithm, it would lose a rung, for
+    example in `milestones(1, 243, 3)`. The first milestone that reaches or passes `max_t` becomes `max_t`.
 
     In RASDA's eqs. 2 and 3, the arguments are min_I, max_I and the scaling factor. In ASHA, `factor` is the reduction
     factor.
@@ -91,9 +91,9 @@ def last_look(stops: tuple[int, ...]) -> int | None:
 
 
 class _Bound(NamedTuple):
-    """The time until which a trial waits.
+    """The time `until` which a trial waits at a milestone.
 
-    Equally fast trials that began at `begun_by` or earlier would arrive by the time `until`.
+    If another trial is as fast and began at `begun_by` or earlier, it arrives by the time `until`.
     """
 
     until: float
@@ -107,8 +107,8 @@ _NEVER = _Bound(math.inf, math.inf)
 class _Milestone:
     """The trials of one milestone.
 
-    `under_way` maps each trial to the time at which it began, in rising order. `first` is the bound with the earliest
-    `until`.
+    `under_way` maps each trial that trains to the time at which it began, in rising order. `to_begin` has the trials
+    that will begin later. `first` is the bound with the earliest `until`.
     """
 
     under_way: dict[str, float] = field(default_factory=dict)
@@ -121,8 +121,8 @@ class _Milestone:
 class MilestoneBarrier:
     """Trials on their way to milestones, and trials that wait there.
 
-    A trial waits for its cohort. These are the trials on their way to the same milestone that would arrive before the
-    wait ends, if they were as fast as the waiting trial. So no trial waits for one that began much later.
+    A trial waits for its cohort. The cohort consists of the trials on their way to the same milestone that would arrive
+    before the wait ends, if they were as fast as the waiting trial. So no trial waits for one that began much later.
 
     Args:
         wait: The longest wait of a trial, relative to the time that it took to reach the milestone. With inf, waits
@@ -144,7 +144,7 @@ class MilestoneBarrier:
         self._place(trial, milestone).under_way[trial] = now
 
     def come(self, trial: str, milestone: int, score: float, now: float) -> None:
-        """Let a trial wait at a milestone that it has reached. If `begin` was not called, it counts as begun now."""
+        """Let a trial wait at a milestone that it reached. If `begin` was not called, the trial counts as begun now."""
         since = self._milestones[self._at[trial]].under_way.get(trial, now) if trial in self._at else now
         most = math.inf if self._wait == math.inf else self._wait * (now - since)
         there = self._place(trial, milestone)
@@ -173,8 +173,8 @@ class MilestoneBarrier:
     def take(self, now: float) -> dict[int, Mapping[str, float]]:
         """Remove the trials that are due for a decision, and return their scores by milestone, in order of arrival.
 
-        All trials at a milestone are decided at the same time. This is when the first of their waits is over, or when
-        the cohort of that trial has arrived.
+        All trials at a milestone are decided at the same time. The decision comes when the first of their waits is
+        over, or when the cohort of the trial with this wait has arrived.
         """
         taken: dict[int, Mapping[str, float]] = {}
         for milestone, there in self._milestones.items():

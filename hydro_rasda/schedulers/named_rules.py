@@ -67,5 +67,6 @@ def named_rule(
         return NoStopping(stops[-1])
     if name == "hyperband":
         return Hyperband(SuccessiveHalving(stops, reduction_factor, mode))
-    # The rule "epsilon-net" is halving, too. It differs only in the order of trials with several metrics.
+    # "halving" and "epsilon-net" share this rule. They differ only in how `Comparison` orders trials by several
+    # metrics.
     return Bracket(SuccessiveHalving(stops, reduction_factor, mode, keep_at_least=top_k))

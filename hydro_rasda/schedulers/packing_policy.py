@@ -221,7 +221,8 @@ class _Refused:
     """
 
     def __init__(self) -> None:
-        self._memory: list[float] = []  # in rising order; the compute at the same index falls
+        # `_memory[i]` and `_compute[i]` belong to the same job. As i rises, memory rises and compute falls.
+        self._memory: list[float] = []
         self._compute: list[float] = []
 
     def knows(self, memory: float, compute: float) -> bool:

@@ -24,7 +24,7 @@ Spread = Literal["crowding", "epsilon-net"]
 
 
 def losses(point: Point, modes: Sequence[Mode]) -> tuple[float, ...]:
-    """Return the point with negated values where the mode is "max", so that lower is better in each objective."""
+    """Negate the values of objectives whose mode is "max", so that lower is better in each objective."""
     return tuple(value if mode == "min" else -value for value, mode in zip(point, modes, strict=True))
 
 
@@ -158,7 +158,7 @@ def violation(values: Mapping[str, float], bounds: Mapping[str, Bounds]) -> floa
 def hypervolume(points: Sequence[Point], reference: Point) -> float:
     """Return the volume that points dominate, up to a reference point. Lower is better in each objective.
 
-    It is exact, and computed by slices along the last objective. That suits fronts of tens of points.
+    The volume is exact. It is computed by slices along the last objective, which is fast for tens of points.
 
     >>> hypervolume([(1, 3), (2, 2), (3, 1)], (4, 4))
     6.0

@@ -41,13 +41,13 @@ With 0.1, no task loses more than 2 points (`benchmarks/results/replay_notes.md`
 """
 
 BEHIND = 0.15
-"""Limit on how much worse a final score is than that of the averages, as a share of the trial's gain in training.
+"""Largest amount by which a final score is worse than the averages' score, as a share of the gain in training.
 
 Both halves of the recorded tasks led to this value.
 """
 
 _QUANTILES = [NormalDist().inv_cdf((i + 0.5) / 101) for i in range(101)]
-_SHIFTS = [1.0433 * NormalDist().inv_cdf((i + 0.5) / 15) for i in range(15)]  # their standard deviation is 1
+_SHIFTS = [1.0433 * NormalDist().inv_cdf((i + 0.5) / 15) for i in range(15)]  # scaled to a standard deviation of 1
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,8 @@ class Race:
         usual = math.sqrt(fmean([change**2 for change in changes if math.isfinite(change)] or [math.inf]))
         if not math.isfinite(usual):
             return running
-        deviation = math.sqrt(2) * ERROR * usual * math.log2(self.max_t / stop)  # of the difference of two final scores
+        # The difference of two final scores has sqrt(2) times the deviation of one.
+        deviation = math.sqrt(2) * ERROR * usual * math.log2(self.max_t / stop)
         least = WORTH * usual * (self.max_t - stop) / self.max_t
         sign = 1.0 if self.mode == "max" else -1.0
         ahead = {n: sign * (scores[n] - scores[running[0]]) for n in running}
@@ -148,14 +149,15 @@ class Race:
         """Forecast the final scores of trials.
 
         A stopped trial is expected to change by the median of the changes of the trials that trained to the end. The
-        size of their changes determines its uncertainty. A part of the uncertainty is common to all stopped trials, and
-        is larger if fewer trials have ended. Before any trial has ended, the uncertainty is infinite.
+        size of these changes determines how uncertain the forecast is. A part of the uncertainty is common to all
+        stopped trials, and is larger if fewer trials have ended. Before any trial has ended, the uncertainty is
+        infinite.
 
         Args:
             full: Each trial's scores by epoch, up to its last epoch so far.
             over: Trials whose training ended by itself, perhaps before `max_t`.
-            ends: Final scores of ended trials, where averages have changed them (see `final_score`). The last score of
-                any other ended trial is final. Forecasts of stopped trials do not include such a change.
+            ends: Final scores of ended trials, which averages may have changed (see `final_score`). The last score of
+                any other ended trial is final. Forecasts of stopped trials do not include changes by averages.
         """
         ended = [n for n, curve in full.items() if math.isfinite(curve.get(self.max_t, math.nan))]
         found = {}
@@ -211,8 +213,8 @@ class RaceRule(SweepRule):
         """Return the trials of the next decision, all of which stand at one milestone.
 
         They are the waiting trials that have not failed or ended by themselves. If there are none, and no trial has
-        ended by itself, they are the stopped trials of one milestone. It is the latest at which a stopped trial has a
-        finite score.
+        ended by itself, they are the trials that were stopped at one milestone. It is the latest milestone at which a
+        stopped trial has a finite score.
         """
         racing = [number for number in sweep.waiting if sweep.ended.get(number) in (None, "diverged")]
         if racing or "done" in sweep.ended.values():
@@ -255,9 +257,9 @@ def final_score(own: float, averaged: float, first: float, mode: Mode) -> float:
     """Return the score by which a trial is compared in the end.
 
     It is the score of the trained, unaveraged weights. A user who trains the configuration again without averages gets
-    such weights. But the winner of the race is returned with its averaged weights. They may be far better under a high
-    learning rate that does not decay. So the final score is worse than that of the averages by at most `BEHIND` times
-    the gain in training.
+    such weights. But the winner of the race is returned with its averaged weights. Averaged weights may be far better
+    if a high learning rate does not decay. So the final score is worse than that of the averages by at most `BEHIND`
+    times the gain in training.
 
     Args:
         own: Score of the trained weights. If it is not finite, the trial has no score.
@@ -305,16 +307,16 @@ def _no_better(found: ExpectedEnd, value: float, sign: float) -> float:
     """Return the probability that a trial's final score is no better than a value."""
     if not found.deviation:
         return float(sign * found.end <= value)
-    # This is the formula of `NormalDist.cdf`. To create such an object would take three times as long as the formula.
+    # The formula of `NormalDist.cdf` stands here, because creating a `NormalDist` takes three times as long.
     return 0.5 * (1.0 + math.erf((value - sign * found.end) / (found.deviation * math.sqrt(2.0))))
 
 
 def expected_gain(expected_ends: Sequence[ExpectedEnd], mode: Mode) -> float:
     """Return an upper bound of the expected improvement by one more full training.
 
-    One more draw from the same distribution beats the best of k trials in one of k + 1 cases. It then leads by about as
-    much as the best leads the second (exactly so for an exponential tail). It is a bound, because the next
-    configuration of a sweep is probably worse. Return NaN for fewer than two trials.
+    One more trial of the same distribution beats the best of k trials in one of k + 1 cases. It then leads by about as
+    much as the best leads the second (exactly so for an exponential tail). The result is an upper bound, because the
+    next configuration of a sweep is probably worse. Return NaN for fewer than two trials.
 
     >>> expected_gain([ExpectedEnd(end, 0.0) for end in (0.5, 0.625, 0.75)], "max")
     0.03125

@@ -55,7 +55,7 @@ class Agreement:
 
     Finalists are the best of all surrogates and lie close together. So their order says less than the order of all
     surrogates. With fewer than four finalists, no order is rare enough for a verdict. With four, two of the 24 orders
-    are: the same order and the reversed order.
+    are rare enough: the same order and the reversed order.
 
     Attributes:
         epoch: The last epoch that all finalists reached at full size. Scores are measured after it. If surrogates
@@ -64,7 +64,7 @@ class Agreement:
         rho: Spearman's rank correlation; NaN if all trials are equal on surrogates or at full size.
         by_chance: Probability that chance alone yields a correlation of the same sign that is at least as strong.
             Chance makes all orders at full size equally likely. The probability is exact for up to 7 trials, and a
-            normal approximation for more. NaN without a correlation.
+            normal approximation for more. NaN if `rho` is NaN.
         verdict: "agree" or "disagree", by the sign of `rho`, if `by_chance` is at most 0.05; else "open".
     """
 

@@ -56,7 +56,7 @@ class SweepRule(ABC):
     ...         if new := sweep.waiting_at(0):
     ...             return {n: Continue(to=1) for n in new}
     ...         if sweep.training or len(sweep.waiting) <= sweep.top_k:
-    ...             return {}  # wait for the others; where there are none, the sweep is over
+    ...             return {}  # wait for trials that train; if none trains, the sweep is over
     ...         kept = sweep.best(max(sweep.top_k, len(sweep.waiting) // 2))
     ...         later = {n: min(2 * trial.epoch, sweep.max_t) for n, trial in sweep.waiting.items()}
     ...         return {n: Continue(later[n]) if n in kept and later[n] > trial.epoch else Stop()
@@ -67,7 +67,7 @@ class SweepRule(ABC):
         """Return the number of configurations to admit now. The sweep asks whenever there is nothing else to decide.
 
         A searcher learns from scores at the first milestone. So it proposes no configuration while a trial trains to
-        it.
+        that milestone.
         """
         return sweep.left
 

@@ -68,7 +68,7 @@ _PART = 500
 
 @dataclass
 class _Ranking:
-    """Entries in rising order, in parts, so that adding one to many takes hardly longer than adding one to a few."""
+    """Entries in rising order, in several lists, so that adding an entry is fast even if there are many entries."""
 
     parts: list[list[_Entry]] = field(default_factory=list)
 
@@ -130,7 +130,7 @@ class SweepState:
         self._at: dict[int, dict[int, Standing]] = {}
         self._to: dict[int, dict[int, Standing]] = {}
         # `_ranked[milestone]` has all finite scores. `_hopeful[milestone]` is a heap of the scores of waiting trials.
-        # It may also have scores of trials that no longer wait.
+        # The heap may also have scores of trials that no longer wait; `leading` removes these.
         self._ranked: dict[int, _Ranking] = {}
         self._hopeful: dict[int, list[_Entry]] = {}
         self._diverged: set[int] = set()
@@ -163,7 +163,7 @@ class SweepState:
             return []
         hopeful, found = self._hopeful[stop], list[_Entry]()
         while hopeful and hopeful[0] <= last:
-            if (entry := heappop(hopeful))[1] in self.waiting_at(stop):  # otherwise it continued or was dropped
+            if (entry := heappop(hopeful))[1] in self.waiting_at(stop):  # the other trials no longer wait
                 found.append(entry)
         for entry in found:
             heappush(hopeful, entry)

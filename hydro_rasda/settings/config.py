@@ -48,24 +48,26 @@ LR_RULES: tuple[str, ...] = get_args(LRRule)
 SEARCHERS: tuple[str, ...] = get_args(SearcherName)
 MOST_REPEATS = 100
 MOST_TRIALS = 1_000_000
-"""Largest number of configurations of a run. More are a mistake, and would not fit memory."""
+"""Largest number of configurations of a run. A larger number is a mistake, and would not fit into memory."""
 MOST_EPOCHS = 1_000_000
-"""Largest number of epochs of a trial. More are a mistake, such as steps, and a journal could not hold their lines."""
+"""Largest number of epochs of a trial. A larger number is a mistake, for example a number of steps."""
 MOST_WORKERS = 1024
-"""Largest number of worker processes that load data. More are a mistake."""
+"""Largest number of worker processes that load data. A larger number is a mistake."""
 GLOBAL_BATCH = "global_batch_size"
 """Key of reports and of a trial's history: the number of examples in a step over all workers."""
 FULL_TRAININGS = 3.0
-"""Default budget of the race. Each further seed of the finalists needs this budget once more."""
+"""Default budget of the race in full trainings. Each further seed of the finalists (`sweep.repeats`) needs this budget
+once more. With folds, a seed needs this budget for each fold."""
 UNSPLIT: Mapping[str, tuple[Callable[[object], bool], str]] = {
-    # Ranks whose shares have different numbers of micro-batches would wait for each other forever.
+    # With micro-batches, the ranks' shares could have different numbers of them. Ranks would then wait for each other
+    # forever.
     "accumulate": (lambda parts: parts == 1, "1 with race.strategy 'fsdp', more workers in its place"),
     "optimizer": (
         lambda name: name != "adafactor",
         "another one with race.strategy 'fsdp': torch's Adafactor cannot update parameters that ranks split",
     ),
 }
-"""For each key that is restricted with `race.strategy="fsdp"`: a check of its value, and the rule in words."""
+"""Maps each key that `race.strategy="fsdp"` restricts to a check of its value, and to the rule in words."""
 
 
 def check_unsplit(name: str, key: str, value: object, shown: object = None) -> None:
@@ -93,8 +95,8 @@ class SweepConfig(Part):
         surrogate: Width of the surrogates as a ratio of the full width, in (0, 1]. With 1, the sweep trains the model
             itself, and full-size training continues from its weights.
         depth: Depth of the surrogates as a ratio of the full depth, in (0, 1]. Below 1, `model_fn` gets the ratio as
-            its argument `depth_ratio=1.0`. It must build that fraction of its residual blocks, and divide the output of
-            their branches by the ratio (CompleteP: Dey et al. 2025, arXiv:2505.01618).
+            its argument `depth_ratio=1.0`. `model_fn` must build that fraction of its residual blocks, and divide the
+            output of their branches by the ratio (CompleteP: Dey et al. 2025, arXiv:2505.01618).
         grace_period: Epochs of the first rung. Rungs that lie before the end of the space's longest warm-up are left
             out.
         reduction_factor: One in this many trials continues from each rung. Rungs lie at
@@ -172,8 +174,7 @@ class RaceConfig(Part):
     """How the finalists train at full size, and how they are halved (RASDA, Aach et al. 2024, Sec. 3).
 
     Attributes:
-        top_k: Number of configurations that move to the full-size model; with `full_trainings` below 3, it may be
-            fewer.
+        top_k: Number of configurations that move to the full-size model; with `full_trainings` below 3, fewer may move.
         keep: Weights that a full-size training hands back. "last": the weights after the last epoch. "best": the
             weights after the latest epoch that is as good as the best one, or worse by at most 1 % of what the training
             has gained. The gain counts up to ten times the best score, because the first epoch may be far off. In both
@@ -187,10 +188,11 @@ class RaceConfig(Part):
         ema: Horizon of an exponential average of weights and running statistics, as a share of a full training's steps.
             With `keep="best"`, the averaged weights are validated and kept, which takes memory for another copy. At
             milestones, the last step's weights are validated, too, as `METRIC_unaveraged`. These scores compare trials,
-            but the trial with the best averages continues, too. At the end, the unaveraged score counts, but as at most
-            15 % of the training's gain worse than the averages' score. If the last step's weights are better at the
-            end, only they count and are handed back; the averages' score is then `METRIC_averaged`. With several
-            metrics, averages do not count, but are handed back. With `keep="last"` or `ema=0`, nothing is averaged.
+            but the trial with the best averages continues, too. At the end, the unaveraged score counts. If it is worse
+            than the averages' score by more than 15 % of the training's gain, only these 15 % count. If the last step's
+            weights are better at the end, only they count and are handed back; the averages' score is then
+            `METRIC_averaged`. With several metrics, averages do not count, but are handed back. With `keep="last"` or
+            `ema=0`, nothing is averaged.
         checkpoint_every: Epochs between checkpoints; None checkpoints at milestones only.
         grace_period: Epochs that every finalist gets before any is stopped; None for half of `max_t`, rounded up. From
             there, two finalists continue by default, and the one with the best averages (`ema`). Midway to the end, at
@@ -201,10 +203,11 @@ class RaceConfig(Part):
         scaling_factor: The paper's sf. Milestones lie at `grace_period * sf**k`. On several workers, each survivor
             gets sf times the workers.
         workers: Number of workers of a full-size trial before its first milestone. They share the configuration's
-            batch. On this machine, workers are devices; if it has fewer devices than workers, these share the batch.
+            batch. On this machine, workers are devices; if it has fewer devices than workers, the devices share the
+            batch.
         max_workers: Largest number of workers of a trial. With 1, each device trains whole trials, so that results do
-            not depend on the number of devices. None: as many as the cluster, or this machine, holds; but 1 on this
-            machine with `workers=1`.
+            not depend on the number of devices. None: as many as the cluster or this machine has. But on this machine
+            with `workers=1`, None means 1.
         lr_rule: Factor of the learning rate when the workers, and so the global batch, grow by f (section 3.2):
             "linear" is f, "sqrt" its square root, "none" 1. It may also be a function of f. "auto" is linear for SGD,
             Adam and AdamW, as measured (benchmarks/results/large_batch.md), and sqrt for other adaptive optimizers.
@@ -223,8 +226,8 @@ class RaceConfig(Part):
             other method of them. Checkpoints are the same. Float16, and `accumulate` in a configuration, need "ddp".
         refit: The model that is handed back if finalists train several models. True: with folds, the winner is trained
             once more, on all examples of `train_data`, to the epoch that was best over the folds. With
-            `sweep.repeats` but no folds, the model of the first seed is handed back. False: all models as one, whose
-            output is the mean of their outputs.
+            `sweep.repeats` but no folds, the model of the first seed is handed back. False: all models are handed back
+            as one, whose output is the mean of their outputs.
     """
 
     top_k: int = 4
@@ -350,7 +353,7 @@ class TuneConfig:
         )
 
     def models(self, heat: HeatName) -> int:
-        """Return the number of models that each trial trains in a heat: one for each fold and each seed."""
+        """Return the number of models of each trial in the sweep, middle heat or race: one for each fold and seed."""
         seeds = self.sweep.repeats
         if heat == "race":
             seeds = max(1, min(seeds, math.floor(self.full_trainings / FULL_TRAININGS / max(1, self.folds))))
@@ -361,7 +364,7 @@ class TuneConfig:
         """Name of the metric's standard deviation over the models of a trial, if a trial trains several."""
         return f"{self.metric}_std"
 
-    @cached_property  # read whenever a trial arrives
+    @cached_property  # cached, because it is read whenever a trial arrives
     def comparison(self) -> Comparison:
         """The comparison of trials: by `metric`, or by all of several metrics, within the bounds."""
         spread: Spread = "epsilon-net" if self.sweep.rule == "epsilon-net" else "crowding"

@@ -82,7 +82,7 @@ def bounds_of(constraints: Constraints | None) -> dict[str, Bounds]:
 
 
 def functions_of(constraints: Constraints | None) -> dict[str, Fits]:
-    """Return the constraints that are functions of a configuration, by the argument's path."""
+    """Return the constraints that are functions; the keys are paths such as "sweep.constraints['small']"."""
     if constraints is None:
         return {}
     if not isinstance(constraints, Mapping):

@@ -57,7 +57,7 @@ class SharedStorage:
         self._now = 0.0
         self._delivered = 0.0
         self._until: dict[int, float] = {}
-        self._order: list[tuple[float, int]] = []  # heap of `_until`, in which stopped readings may remain
+        self._order: list[tuple[float, int]] = []  # heap of `_until`; stopped readings may remain in it
 
     def share(self, trials: int, now: float) -> None:
         """Split the bandwidth between this number of trials from now on."""

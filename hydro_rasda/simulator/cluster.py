@@ -180,9 +180,9 @@ class Slots:
         self._free_by_kind[self._kind[node]] += self._free[node]
 
     def _take_whole(self, rank: int, missing: int, taken: dict[int, int]) -> int:
-        """Take all free workers of nodes, until a node has more than are missing. Return the number of workers.
+        """Take all free workers of one node after another, until the next node has more than are missing.
 
-        Nodes with most free workers come first.
+        Nodes with most free workers come first. Return the number of workers taken.
         """
         shelves, found = self._shelves[rank], 0
         for free in range(len(shelves) - 1, 0, -1):

@@ -31,7 +31,7 @@ LOOKAHEAD = 16
 because all new trials get the same number of workers and start in order."""
 
 MAX_RESTARTS = 1000
-"""Most node failures that may hit one trial. After more, the simulation raises RuntimeError: it might never end."""
+"""Most node failures that may hit one trial. After more, the simulation raises RuntimeError, as it might never end."""
 
 
 class Simulation:
@@ -48,7 +48,7 @@ class Simulation:
         self._gathering = MilestoneBarrier(plan.rule.wait) if plan.rule.wait else None
         self._milestones = plan.rule.milestones
         self._rungs = {milestone: rung for rung, milestone in enumerate(self._milestones, start=1)}
-        reads = cost.dataset_bytes > 0 and math.isfinite(cluster.storage)  # reading takes longer if more trials read
+        reads = cost.dataset_bytes > 0 and math.isfinite(cluster.storage)  # if True, trials slow each other's reading
         self._storage = SharedStorage(cluster.storage) if reads else None
         self._training = cache(cost.training)
         curves = zip(workload.scores[:, : plan.rule.max_t].tolist(), workload.work.tolist())
@@ -181,7 +181,7 @@ class Simulation:
         self._clock.after(trial.epoch_seconds - read + self._checkpoint(trial), "epoch", index, trial.segment)
 
     def _end_epoch(self, index: int) -> bool:
-        """Return whether workers were freed."""
+        """End an epoch of a trial; at a milestone, decide on the trial. Return whether workers were freed."""
         trial = self._trials[index]
         trial.epoch += 1
         self._measure(trial)
@@ -245,7 +245,7 @@ class Simulation:
         if not is_int(workers) or workers < 1:
             raise ValueError(f"`resize` gave {workers}, but must give an integer >= 1")
         trial.workers = min(workers, self._gpus)
-        # It may have fewer workers than it was granted, because a node was down when it started.
+        # Compare with the workers that the trial really has: fewer than granted if nodes were down when it started.
         if index not in self._running or min(trial.workers, self._slots.up) != trial.spread.workers:
             self._requeue(index)
             return False

@@ -250,8 +250,8 @@ def recommend(
 ) -> Recommendation:
     """Choose the number of GPUs, the workers of a new trial and a rule, for a deadline, a budget or both.
 
-    It doubles the number of GPUs from the scenario's `workers` up to its `gpus`. For each, it doubles the workers of a
-    new trial from the scenario's `workers` up to the GPUs of a node.
+    It doubles the number of GPUs from the scenario's `workers` up to its `gpus`. For each number, it doubles the
+    workers of a new trial from the scenario's `workers` up to the GPUs of a node.
 
     Args:
         scenario: Its `gpus` is the largest number of GPUs to try; its `workers` is the smallest number of workers of a

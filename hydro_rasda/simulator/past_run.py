@@ -105,10 +105,10 @@ def costs(stretches: Mapping[Stretch, Mapping[int, float]]) -> tuple[float | Non
     """Return the seconds of an epoch on one device, and the cost of each trial relative to these seconds.
 
     A machine's speed changes with other programs, and with the number of trials that are left. So a trial is compared
-    with trials that trained the same epochs on the same number of workers. In this comparison, the seconds of each of
-    them are divided by its own relative cost so far. Epochs that a trial trained alone do not change its cost. The cost
-    of a trial is the median of its comparisons. The returned seconds are the median over epochs on the fewest workers,
-    because more time is lost with more workers; None if there are no stretches.
+    with the median of all trials that trained the same epochs on the same number of workers. For this median, the
+    seconds of a trial are divided by the trial's relative cost so far. Epochs that a trial trained alone do not change
+    its cost. The cost of a trial is the median of its comparisons. The returned seconds are the median over epochs on
+    the fewest workers, because more time is lost with more workers; None if there are no stretches.
 
     Args:
         stretches: `stretches[stretch][trial]` is the seconds that an epoch of the stretch would have taken on one
@@ -136,7 +136,7 @@ def restart_seconds(gaps: Sequence[float]) -> float | None:
 
 BYTES_PER_PARAMETER = {"torch.float64": 8, "torch.float32": 4, "torch.bfloat16": 2, "torch.float16": 2}
 
-# Resolution in seconds of the times in a journal.
+# Times in a journal are rounded to this number of seconds.
 _RESOLUTION = 1e-4
 
 Line = Mapping[str, Any]
@@ -182,7 +182,7 @@ def _workload(
     units: Mapping[str, Unit], heat: str, of_all: bool, settings: Mapping[str, Any], work: Mapping[int, float]
 ) -> Workload:
     metric, mode, _ = split_metrics(settings["metric"], settings["mode"])
-    # A failure at full size says nothing about the trial's surrogate.
+    # Curves of surrogates leave out the race, because a failure at full size says nothing about the trial's surrogate.
     own = [unit for key, unit in units.items() if heat == "race" or not key.startswith("race/")]
     lines = (line for unit in own for line in unit.lines)
     numbers, scores = _curves(lines, heat, of_all, metric, int(settings["max_t"]))
@@ -205,7 +205,7 @@ def _curves(lines: Iterable[Line], heat: str, of_all: bool, metric: str, max_t: 
 
 
 def _full_size(units: Mapping[str, Unit]) -> Iterator[tuple[int, Unit, dict[int, int | None]]]:
-    """Yield the number of a full-size trial, a unit that trained it, and its workers by epoch (None if unknown)."""
+    """Yield a full-size trial, a journal entry of its training, and its workers by epoch (None if unknown)."""
     for number, unit in trained_spans(units):
         if epochs := [*_metrics(unit.lines, "race")]:
             yield number, unit, {line["epoch"]: line.get("workers") for line in epochs}

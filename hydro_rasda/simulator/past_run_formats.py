@@ -79,7 +79,7 @@ def of_rows(
         last = max((epoch for epoch in epochs if known[i, epoch - 1]), default=0)
         for epoch, row in epochs.items():
             if math.isinf(row.score) or (math.isnan(row.score) and epoch > last and validated[epoch - 1]):
-                scores[i, epoch - 1] = math.inf  # it diverged; other NaN scores are epochs without validation
+                scores[i, epoch - 1] = math.inf  # the trial diverged; other NaN scores are epochs without validation
         if trial in failed:
             scores[i, max(epochs) :] = math.inf
     seconds, relative = costs(stretches)
@@ -178,9 +178,9 @@ def read_experiment(folder: Path, metric: str | None, mode: Mode | None) -> Past
     """Read the reports of all trials.
 
     An epoch is a `training_iteration`. Its seconds are the reported `epoch_seconds`, or else Tune's `time_this_iter_s`.
-    For the first epoch after a start, Tune's time includes the start. So it counts only if no epoch has a better time.
-    The workers of an epoch are the reported `workers` of elastic trials, or else 1. The seconds of a restart are the
-    time between two reports with different numbers of workers, without the seconds of the epoch."""
+    For the first epoch after a start, Tune's time includes the start. So this time counts only if no epoch has a better
+    one. The workers of an epoch are the reported `workers` of elastic trials, or else 1. The seconds of a restart are
+    the time between two reports with different numbers of workers, without the seconds of the epoch."""
     reports = {trial.name: list(_reports(trial)) for trial in sorted(_trial_folders(folder))}
     reported = {name for lines in reports.values() for line in lines for name in line if is_metric(line[name])}
     names = sorted(name for name in reported - _TUNES if not name.startswith(("config", "perf/")))
@@ -255,7 +255,7 @@ def _row(trial: str, line: Report, metric: str, some_timed: bool) -> EpochRow:
 
 
 def _seconds(line: Report) -> float:
-    """Return the seconds of the epoch alone; NaN if they are only known together with a start."""
+    """Return the seconds of the epoch alone; NaN if none are known, or only their sum with the time of a start."""
     began = line.get("iterations_since_restore") == 1
     return float(line.get("epoch_seconds") or (not began and line.get("time_this_iter_s")) or math.nan)
 

@@ -191,7 +191,7 @@ def epoch_seconds(scenario: Scenario, run: PastRun) -> float:
 
 
 def _steps(scenario: Scenario, run: PastRun) -> float | None:
-    # If there are no gradients to average, the number of steps does not matter.
+    # If there are no gradients to average, the number of steps does not matter. So 1 replaces an unknown number.
     sizeless = scenario.parameters is None and not run.gradient_bytes
     steps: float | None = _first(scenario.steps, run.steps, 1.0 if sizeless else None)
     return steps

@@ -61,7 +61,7 @@ def check_branches(space: Space, where: str = "space") -> None:
 
 
 def restricted(space: Space, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a space with the fixed values of a full or partial configuration, without branches that contradict it."""
+    """Return a space with the values of a full or partial configuration, without branches that contradict them."""
     found: dict[str, Any] = {}
     for key, value in space.items():
         if not is_branching(value):
@@ -71,7 +71,7 @@ def restricted(space: Space, config: Mapping[str, Any]) -> dict[str, Any]:
         own = {name: config[name] for name in names}
         fitting = [each for each in value.categories if names <= reachable(each).keys() and _agrees(each, own)]
         require(bool(fitting), key, own, "values of one branch of `space`")
-        # If no branch can draw the values, any of these branches may be meant.
+        # Of these branches, keep those that can draw the values. If none can, keep all, because any may be meant.
         fitting = [each for each in fitting if _draws(each, own)] or fitting
         found[key] = Categorical([restricted(each, own) for each in fitting])
     return found
@@ -156,8 +156,8 @@ def with_defaults(space: Space, defaults: Mapping[str, Any]) -> dict[str, Any]:
 def indexed(space: Space) -> dict[str, Any]:
     """Return a space without branches, for searchers.
 
-    In place of a branching, it has a domain for the index of the chosen branch, and the domains of all branches. So a
-    searcher also draws values for branches that are not chosen; `chosen` leaves them out.
+    In place of a branching, the returned space has a domain for the index of the chosen branch, and the domains of all
+    branches. So a searcher also draws values for branches that are not chosen; `chosen` leaves them out.
     """
     found: dict[str, Any] = {}
     for key, value in space.items():
@@ -237,7 +237,7 @@ def variants(space: dict[str, Any], rng: np.random.Generator) -> Iterator[dict[s
         return
     grids = sorted(((path, _points(value)) for path, value in found if _points(value) is not None), key=lambda g: g[0])
     domains = [(path, value) for path, value in found if _points(value) is None]
-    # The grid whose name comes first varies fastest.
+    # The product takes the grids in reverse, so that the grid whose name comes first varies fastest.
     for point in itertools.product(*(values for _, values in reversed(grids))):
         config = copy.deepcopy(space)
         for (path, _), value in zip(grids, reversed(point), strict=True):
@@ -259,7 +259,7 @@ def _points(value: Any) -> Sequence[Any] | None:
     """Return the points of a grid; None if the value is not a grid."""
     if is_grid(value):
         return list(value["grid_search"])
-    # Ray Tune's `Categorical(...).grid()`.
+    # Ray Tune also makes a grid by `Categorical(...).grid()`.
     points: Sequence[Any] | None = value.categories if getattr(value, "is_grid", bool)() else None
     return points
 
@@ -307,7 +307,7 @@ def _value(domain: Any, config: dict[str, Any], rng: np.random.Generator) -> Any
     try:
         return domain.func(_Config(config))
     except (AttributeError, KeyError) as error:
-        try:  # the older form of Ray Tune's functions: `spec.config.lr`
+        try:  # older functions for Ray Tune read `spec.config.lr`
             return domain.func(_Config(config=config))
         except Unresolved:
             raise

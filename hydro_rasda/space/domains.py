@@ -33,7 +33,7 @@ class Domain:
 
 
 class Float(Domain):
-    """Floats from `lower` to below `upper`, with the distribution `law`; with `q`, its multiples up to `upper`."""
+    """Floats from `lower` to below `upper`, with the distribution `law`; with `q`, multiples of `q` up to `upper`."""
 
     def __init__(self, lower: float, upper: float, law: str = "uniform", q: float | None = None) -> None:
         self.lower, self.upper, self.law, self.q = lower, upper, law, q
@@ -46,7 +46,7 @@ class Float(Domain):
         lower, upper, q = self.lower, self.upper, self.q
         if q is not None:
             lower, upper = _multiple(lower, q, math.ceil), _multiple(upper, q, math.floor)
-        # Arrays of one value are drawn, as in Ray Tune, because NumPy may round single values differently.
+        # Draw an array of one value, as Ray Tune does, because NumPy may round a single value differently.
         if self.law == "loguniform":
             (value,) = np.exp(random_state.uniform(np.log(lower), np.log(upper), size=1))
         else:
@@ -92,7 +92,7 @@ class Function(Domain):
 
 
 def _multiple(bound: float, q: float, rounded: Callable[[float], int]) -> float:
-    """Round a bound to a multiple of `q` by `rounded`; a bound that is a multiple up to rounding errors stays."""
+    """Round a bound to a multiple of `q` by the function `rounded`; a bound close to a multiple becomes that one."""
     nearest = round(bound / q)
     return q * (nearest if math.isclose(bound / q, nearest) else rounded(bound / q))
 
@@ -235,7 +235,7 @@ def _each(space: Any, convert: Callable[[Any], Any]) -> Any:
 
 
 def _own(value: Any) -> Any:
-    if type(value).__module__ != _RAYS:  # no domain of Ray Tune, or a subclass of one
+    if type(value).__module__ != _RAYS:  # no domain of Ray Tune's own classes
         return value
     if is_a(value, "Categorical"):
         return Categorical(value.categories)

@@ -46,7 +46,7 @@ def check_value(name: str, value: object) -> None:
     grids: list[Any] = []
     try:
         grids += [leaf["grid_search"] for _, leaf in leaves({name: value}) if is_grid(leaf)]
-        if all(map(_is_listed, grids)):  # other grids may be endless
+        if all(map(_is_listed, grids)):  # a grid that is not a list may be endless, and is refused below
             _show(value)
             copy.deepcopy(value)
     except RecursionError:
@@ -250,7 +250,7 @@ def _is_domain(value: object) -> bool:
 
 
 def _can_be_read(name: str, space: Mapping[str, Any], part: str = "") -> bool:
-    """Return whether the library may read a key in some configuration; without sampling, True may be wrong."""
+    """Return whether the library may read a key in some configuration. True may be wrong, as nothing is sampled."""
     key = KEYS[name]
     if key.under is None:
         return True

@@ -1,6 +1,7 @@
 """Checks of the contract of a backend, one for each promise.
 
-Each check uses the devices as a run does, with models that train in milliseconds.
+Each check uses the devices as a run does, with models that train in milliseconds. The middle heat is the part of a run
+between the sweep and the race.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def check_middle_heat(make_backend: Callable[[], Backend], folder: Path) -> None
 def check_full_size(make_backend: Callable[[], Backend], folder: Path) -> None:
     """Full-size models train as in one process, from the beginning and from a checkpoint.
 
-    At the same time, the devices train at most as many of them as they have cores.
+    At any time, the devices train at most as many of these models as they have cores.
     """
     configs = [{"lr": 0.02 * (n + 1)} for n in range(5)]
     with opened(make_backend(), folder / "tried", configs) as (run, devices):
@@ -230,8 +231,8 @@ def _interrupted_once(holds: Callable[[], bool]) -> Iterator[None]:
 def check_race(make_backend: Callable[[], Backend], folder: Path) -> None:
     """A backend resumes the full-size trainings that another backend began.
 
-    Here, the local backend trains all finalists for an epoch, the checked backend trains them to the end, and the local
-    one then finds nothing left to do. No epoch is trained twice.
+    Here, the local backend trains all finalists for an epoch. The checked backend then finishes the race. After that,
+    the local backend finds nothing left to do. No epoch is trained twice.
     """
     configs = [{"lr": 0.02 * (n + 1)} for n in range(3)]
     local = references()[0]

@@ -100,7 +100,8 @@ class DeviceTrainer:
         if may_die and self.cores == 1:
             self.children = 0
         if problem.device.type == "cpu":
-            # Otherwise each step gets new pages from the system; these page faults can take half of a fused step.
+            # If freed memory went back to the system, each step would have to get new pages. Page faults can take half
+            # of a fused step.
             keep_freed_memory()
 
     @property
@@ -113,6 +114,7 @@ class DeviceTrainer:
         """Choose how many trials of each kind a core's group has; `seconds` is the time left, as in `planned_widths`.
 
         Args:
+            kinds: Maps each kind to its trials, whose models can be fused.
             width: The width ratio of a middle heat's surrogates, as in `Task`; None in the sweep.
         """
         self.forget_group()
@@ -121,7 +123,8 @@ class DeviceTrainer:
         with one_thread() if self.cores > 1 else nullcontext():
             found = planned_widths(problem, kinds, self.cores, self.children > 0, free, peaks, tight, seconds)
         peaks.keep(free / self.cores)
-        # Shares are rounded down to 1 % of a core's memory, so that measurements that differ little give equal shares.
+        # A share is the part of the device's memory that a kind's largest group takes. It is rounded down to 1 % of a
+        # core's memory, so that measurements that differ little give equal shares.
         steps = 100 * self.cores
         taken = {kind: peaks.expected(kind_of_group(kind, kinds[kind]), widths.most) for kind, widths in found.items()}
         shares = {kind: math.floor(size / max(1.0, free) * steps) / steps for kind, size in taken.items()}
@@ -132,7 +135,7 @@ class DeviceTrainer:
         self._live.drop()
 
     def _is_tight(self) -> bool:
-        """Tell whether memory may be too small for a full-size model on each core, by its expected peak."""
+        """Tell whether memory may be too small for one full-size model on each core, by a model's expected peak."""
         return self.cores > 1 and self.cores * self._peaks_of("race").expected("of any kind") > self.free
 
     def _peaks_of(self, heat: HeatName, width: float | None = None) -> Peaks:
@@ -154,8 +157,8 @@ class DeviceTrainer:
 
         Yields:
             Each task when it is done. The wall time of models that train at the same time is divided among them. A task
-            of the user's own loop is yielded in parts, a trial each, so that no trial waits for another. If these train
-            in forks, those that have not begun when time is over, or when a score is good enough, are left out.
+            of the user's own loop is yielded in parts, one for each trial, so that no trial waits for another. Parts
+            that would train in forks are left out if they have not begun when time is over or a score is good enough.
         """
         if self._problem.is_own(tasks[0].heat):
             tasks = [part for task in tasks for part in ([task] if task.is_full_size else task.apart())]
@@ -172,7 +175,7 @@ class DeviceTrainer:
     def _train_groups(self, task: Task, work: Work) -> Outcome:
         """Train groups to their milestone, each in its own process."""
         tasks = task.parts()
-        # A retry uses the same number of threads, so that its results are equal to the last digit.
+        # Retries call `forked`, too, with the same number of threads. So their results are equal to the last digit.
         forked = partial(self._forked, work=work, threads=self.cores // self._at_once(tasks, work))
         outcomes, deaths = dict(forked(tasks)), Deaths()
         return joined(self._settled(part, outcomes[i], forked, deaths) for i, part in enumerate(tasks))
@@ -183,8 +186,8 @@ class DeviceTrainer:
         if not self.children:
             yield from (Finished(task, self._train_part(task, work, work.notify)) for task in tasks)
             return
-        # `lanes` does not depend on the number of tasks left. So a resumed run uses the same number of threads, and its
-        # results are equal to the last digit.
+        # The cores are divided among `lanes` models. Unless memory limits `lanes`, it does not depend on how many tasks
+        # are left. So a resumed run uses the same number of threads, and its results are equal to the last digit.
         lanes, fit = -(-tasks[0].beside // devices), self._at_once(tasks, work)
         if fit < min(len(tasks), self.cores):
             lanes = min(lanes, fit)
@@ -203,7 +206,7 @@ class DeviceTrainer:
         """Train a group, or a full-size model, in this process.
 
         If earlier processes died while they trained this group, the group is split. A single trial fails if a further
-        process died while it trained the trial. In a fork, the crash log is empty and stays empty.
+        process died while it trained the trial. In a fork, the crash log is always empty, so that neither happens.
         """
         what = task.key if task.is_full_size else training_of(task.members, task.span.stop)
         if len(task.members) > 1 and work.doing.suspected(what):

@@ -35,7 +35,8 @@ ARRIVAL = timedelta(minutes=5)
 
 def file_store(path: Path, world: int) -> Store:
     """Return a store in a file, for ranks of one machine. No other user should be able to enter the file's folder."""
-    # By default, gloo listens on all interfaces, and anyone who reaches the machine could write into the training.
+    # Let gloo listen on the loopback interface only. By default, it listens on all interfaces, and anyone who reaches
+    # the machine could write into the training.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     return dist.FileStore(str(path), world)  # type: ignore[attr-defined]  # not exported
 
@@ -45,7 +46,8 @@ def listening_store(host: str) -> Store:
     listener = _listener(host)
     if listener is None:
         return _tcp_store(host, 0, is_master=True)
-    # Without this socket the store listens on all interfaces, and anyone who reaches the machine could write to it.
+    # Give the store a socket that listens at `host` only. By default, it listens on all interfaces, and anyone who
+    # reaches the machine could write to it.
     return _tcp_store(host, listener.getsockname()[1], is_master=True, master_listen_fd=listener.detach())
 
 
@@ -66,10 +68,11 @@ def await_ranks(store: Store, rank: int, world: int, event: str = "here") -> Non
 def await_joined(store: Store, rank: int, world: int) -> None:
     """Wait until all ranks have joined the default process group; each rank calls it after it has joined.
 
-    Otherwise a training function that returns at once could end its process while another rank still connects to it.
+    Without this wait, a training function that returns at once could end its process while another rank still connects
+    to it.
     """
-    # Rank 0 holds the store. If the store is gone, rank 0 has seen all ranks join and is done, or its end is told
-    # elsewhere.
+    # The other ranks ignore that the store is gone, because rank 0 holds it. Rank 0 has then seen all ranks join and is
+    # done, or its failure is reported elsewhere.
     with suppress(dist.DistError) if rank else nullcontext():
         await_ranks(store, rank, world, "joined")
 
@@ -88,7 +91,7 @@ def _listener(host: str) -> socket.socket | None:
         return None
 
 
-# The functions below import FSDP only when they run, because its import takes longer than this whole package's.
+# The functions below import FSDP when they run, because importing FSDP takes longer than importing this package.
 
 
 def split(module: nn.Module, world: int, device: torch.device) -> None:
@@ -187,7 +190,8 @@ def average_statistics(joint: nn.Module, weight: Callable[[], float] = lambda: 1
         means = torch.cat(wide) * (weight() / dist.get_world_size())
         dist.all_reduce(means)
         for tensor, mean in zip(tensors, means.split([t.numel() for t in tensors])):
-            # `.data` hides the change from autograd's version counter. The backward pass does not need these values.
+            # Write through `.data`, so that autograd's version counter does not count the change. The backward pass
+            # does not need these values.
             tensor.data.copy_(mean.view_as(tensor))
 
     joint.register_forward_hook(average)
@@ -201,10 +205,10 @@ class Joint(nn.Module):
         self.model = model
         self._objective, self._turns = objective, turns(objective)
         some = next(p for p in model.parameters() if p.requires_grad)
-        # DDP warns if it looks for unused parameters and finds none. So this parameter is never used.
+        # DDP warns if it looks for unused parameters and finds none. So this parameter exists, which no step uses.
         self.unused = nn.Parameter(torch.zeros(1, dtype=some.dtype, device=some.device))
 
     def forward(self, batch: Batch, whole: bool = False, part: str | None = None) -> dict[str, Tensor]:
         """Return the metrics of the objective, or of its part `part`; outputs and targets only if `whole`."""
         metrics = (self._objective if part is None else self._turns[part])(self.model, batch)
-        return dict(metrics) if whole else scalars(metrics)  # DDP finds no tensors in other mappings
+        return dict(metrics) if whole else scalars(metrics)  # DDP finds tensors in a dict, not in other mappings

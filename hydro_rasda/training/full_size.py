@@ -106,7 +106,7 @@ def train_full_size_trial(
         learners = [full_size_learner(of_model, trial) for of_model in each]
         for learner, own in zip(learners, states_apart(state, len(each)) if state is not None else ()):
             learner.load(own)
-        # Patience may have run out in a process that ended before it could report this. Then nothing is left to train.
+        # Patience may have run out in an earlier process that ended before it reported so. Then no epoch is left.
         ended = state is not None and settings.out_of_patience(learners[0].epochs_since_best(task.span.start))
         span = Span(task.span.start, task.span.start) if ended else task.span
         for epoch, metrics in _epochs(learners, each, span, trial, should_stop):
@@ -155,7 +155,7 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
     if worker.device.type == "cpu":
         keep_freed_memory()
     shared: Problem = worker.data
-    # Steps are not recorded, because a recording would not call the hooks that time and rescale steps.
+    # Steps are not recorded as CUDA graphs, because these would not call the hooks that time steps and rescale rates.
     (problem,) = shared.on(worker.device).with_settings(graph=False).each("race")
     trial = Trial(worker.config["trial"], worker.config["config"])
     shard = Shard(worker.rank, worker.world_size)

@@ -74,8 +74,8 @@ class FusedLearner:
 
     def seed(self, seeds: Sequence[int]) -> None:
         if self.fused.K == 1:
-            # A single member draws from the global generators, as any model does. This saves the time to swap them.
-            if self.fused.streams.seeded:  # the member was one of several before
+            # A single member draws from the global generators, as any model does, so that none need to be swapped.
+            if self.fused.streams.seeded:  # if the member was one of several before
                 self.fused.streams = Streams(1)
             seed_generators(seeds[0])
         else:

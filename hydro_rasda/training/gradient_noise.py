@@ -65,8 +65,8 @@ class GradientNoise:
         self._first: tuple[Tensor, float] | None = None
         if isinstance(model, DistributedDataParallel):
             self._world = dist.get_world_size()
-            # DDP refuses a hook with other annotations of its arguments than the exact class. A lambda has no
-            # annotations.
+            # The hook is a lambda, which has no annotations, because DDP refuses a hook that annotates its arguments
+            # with anything but the exact class.
             model.register_comm_hook(self, lambda noise, bucket: noise._average(bucket))
 
     @property
@@ -157,7 +157,7 @@ class GradientNoise:
         own = bucket.buffer()
         if self._share is None:
             self.unsized = True
-            return allreduce_hook(dist.group.WORLD, bucket)  # type: ignore[arg-type]  # None where there is no group
+            return allreduce_hook(dist.group.WORLD, bucket)  # type: ignore[arg-type]  # WORLD is None without a group
         if bucket.index() == 0:
             examples, weight = self._share
             self._keep(_Step(examples, examples * self._world / weight if weight else math.inf, weight))
@@ -170,7 +170,8 @@ class GradientNoise:
             step.averaged.append(_squared_norm(mean, scale))
             return mean
 
-        # As `allreduce_hook`, with one call back into Python instead of two.
+        # This averages as `allreduce_hook` does. That hook has a callback of its own, so that each bucket would call
+        # back into Python twice. Here, only `averaged` is called.
         reduced = dist.all_reduce(own.div_(self._world), async_op=True).get_future()
         result: torch.futures.Future[Tensor] = reduced.then(averaged)
         return result

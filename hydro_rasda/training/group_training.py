@@ -59,9 +59,9 @@ class LiveGroup:
     def take(self, problem: Problem, trials: Mapping[int, Trial], task: Task) -> FusedLearner | None:
         """Return the kept learner, prepared for a task; None if the task's group must be rebuilt from checkpoints.
 
-        Either way, the group is no longer kept. The learner is reused only if a rebuild would give the same result to
-        the last bit. Therefore, the group is rebuilt if modules change their own attributes while they run, or if a
-        member's new configuration changes its structure (such as a float in a tuple).
+        In both cases, this object no longer keeps the group. The learner is reused only if a rebuild would give the
+        same result to the last bit. Therefore, the group is rebuilt if modules change their own attributes while they
+        run, or if a member's new configuration changes its structure (such as a float in a tuple).
         """
         learner, before = self._learner, self._group
         self.drop()
@@ -134,8 +134,8 @@ def train_group(
         try:
             return _train(asked, trials, task, load, should_stop, on_epoch, live or LiveGroup())
         except DamagedCheckpoint:
-            raise  # not the fault of the trials that load the checkpoint
-        except (Exception, SystemExit) as error:  # SystemExit would end the script as if it had succeeded
+            raise  # the trials that load the checkpoint are not at fault
+        except (Exception, SystemExit) as error:  # an uncaught SystemExit would look like success
             goes_on = is_out_of_memory(error) and asked is not tries[-1]
             halves = is_out_of_memory(error) and not goes_on and _can_be_smaller(problem, trials, task)
             if len(members) == 1 and not goes_on and not halves:

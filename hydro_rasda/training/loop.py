@@ -107,7 +107,8 @@ def _of_better_weights(metrics: EpochMetrics, settings: TuneConfig, at_end: bool
     if at_end and settings.metric in own and not settings.comparison.by_place:
         sign = 1.0 if settings.mode == "max" else -1.0
         ours, theirs = (sign * of[settings.metric][0] for of in (own, known))
-        if math.isfinite(ours) and not theirs >= ours:  # equal scores: the averages count; NaN is worst
+        # If both scores are equal, the averages count. If only theirs is NaN, the last step's weights count.
+        if math.isfinite(ours) and not theirs >= ours:
             return known | own | {averaged(name): known[name] for name in compared}
     return known | {unaveraged(name): own[name] for name in compared}
 
@@ -140,7 +141,7 @@ def _validated(learner: Learner, problem: Problem, batch_size: int, averaged: bo
 
 
 def _evaluated(learner: Learner, shares: Sequence[Share | None]) -> Sequence[Mapping[str, Tensor] | None]:
-    """Return the metrics of all models on the only share, or of each trial's model `i` on share `i` of several."""
+    """Return the metrics of all models on a single share. With several, model `i` of each trial uses share `i`."""
     batches = [None if share is None else share.batch for share in shares]
     if len(batches) == 1:
         return [learner.evaluate(batches[0])]

@@ -116,14 +116,14 @@ class SingleLearner:
         self.sharded = sharded and shard.world > 1
         self._joint: DistributedDataParallel | Joint | None = None
         if self.sharded:
-            # Checked again, because an objective's own `optimizer_settings` may set these keys, too.
+            # Settings are checked again, because an objective's own `optimizer_settings` may set these keys, too.
             for own in configs_of_parts(settings.config).values():
                 for key in UNSPLIT:
                     check_unsplit(key, key, read(own, key))
             self._joint = Joint(model, objective)
             split(self._joint, shard.world, next(model.parameters()).device)
         elif shard.world > 1:
-            # DDP must look for unused parameters, because steps may use different ones, as with stochastic depth.
+            # DDP must look for unused parameters, because a step may leave out layers, as with stochastic depth.
             self._joint = DistributedDataParallel(Joint(model, objective), find_unused_parameters=True)
         self._weight = 1.0
         if self._joint is not None:
@@ -159,7 +159,7 @@ class SingleLearner:
     def train_mode(self, training: bool) -> None:
         self.model.train(training)
         if self._joint is not None and not training:
-            # Rank 0's buffers are saved, so all ranks evaluate with them.
+            # All ranks evaluate with rank 0's buffers, because these are saved.
             for buffer in self.model.buffers():
                 whole = buffer.contiguous()
                 dist.broadcast(whole, 0)
@@ -183,7 +183,7 @@ class SingleLearner:
     def _take_turn(self, part: str, batch: Batch, weight: float) -> dict[str, Tensor]:
         with moving(part, self.model, dict(self.model.named_parameters()) if part else {}):
             metrics = self._backward(part, batch, weight)
-        make_dense(self.model.parameters())  # as in a fused group, because few optimizers take sparse gradients
+        make_dense(self.model.parameters())  # because few optimizers take sparse gradients; fused groups do the same
         scale = self._scale
         takes = None if scale is None else scale.unscale_module(self.model)
         max_norm = read(self._config, "grad_clip")

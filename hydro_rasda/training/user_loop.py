@@ -101,7 +101,8 @@ class SpanWorker(Worker):
         return self._settings.max_t
 
     def model(self) -> nn.Module:
-        # Building a model has its own seed, and must not change the random numbers that `train` draws afterwards.
+        # Building a model seeds the generators. Afterwards, `train` must draw the same numbers as if no model was
+        # built.
         with preserved_generators():
             built = self._problem.target(self._trial) if self._is_full_size else self._problem.surrogate(self._trial)
         if self.width_ratio < 1:
@@ -155,8 +156,8 @@ class KeptReports:
     def __init__(self, settings: TuneConfig, state: Mapping[str, Any] | None) -> None:
         self._settings = settings
         self._best = None if state is None else state.get("best")
-        # A checkpoint of the library's own loop has no "own". It can be the start here, because a user may add `train`
-        # in a later call.
+        # If the library's own loop wrote the checkpoint, the whole checkpoint is the state. This happens if a user adds
+        # `train` in a later call.
         self.own: State | None = None if state is None else state.get("own", state)
 
     def taken(self, epoch: int, metrics: Mapping[str, Any], saving: Saving) -> tuple[dict[str, Any], Saving]:
@@ -275,8 +276,8 @@ def train_own_surrogate(
         reached = {**outcome.state, "top": top, "over": outcome.ended}
         return Outcome.of_model(trial.number, reached, epochs, outcome.seconds)
     except DamagedCheckpoint:
-        raise  # not the fault of the trial that loads the checkpoint
-    except (Exception, SystemExit):  # SystemExit would end the script as if it had succeeded
+        raise  # the trial that loads the checkpoint is not at fault
+    except (Exception, SystemExit):  # an uncaught SystemExit would look like success
         return Outcome.failed(trial.number, traceback.format_exc(), time.perf_counter() - started)
 
 

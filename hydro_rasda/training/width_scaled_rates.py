@@ -28,7 +28,7 @@ Factors = Mapping[str, float]
 
 
 class WidthScaledRates:
-    """Scale learning rates and weight decays of a worker's surrogates. Other parameters keep theirs.
+    """Scale learning rates and weight decays of a worker's surrogates. Other modules keep theirs.
 
     Args:
         width_ratio: Width of the surrogates as a ratio of the full width; used in messages only.

@@ -82,7 +82,7 @@ class Worker:
         """The surrogates that the worker has built, and their learning rates."""
 
     def __getitem__(self, key: object) -> NoReturn:
-        # Users may expect the configuration here, as in the training functions of Ray Tune.
+        # A user may take the worker for the configuration, which Ray Tune passes to its training functions.
         raise TypeError(f"the training function is given a Worker, no configuration: take worker.config[{key!r}]")
 
     @property
@@ -91,7 +91,7 @@ class Worker:
         raise RuntimeError("`worker.max_t` is that of `tune(max_t=...)`: `elastic` knows none")
 
     def model(self) -> nn.Module:
-        """Build the trial's model by `model_fn` at the width of this heat of `tune`, and `prepare` it.
+        """Build the trial's model by `model_fn` at the width `width_ratio`, and `prepare` it.
 
         A narrow model is a surrogate (muP: `surrogate.make_surrogate`). Its parameters have the same names as those of
         the full-size model, and its optimizer needs other learning rates; see `optimizer`. Initial weights are drawn

@@ -62,8 +62,8 @@ class StepTimes:
     def efficiency(self) -> float | None:
         """Parallel efficiency, compared with the fewest workers so far; None before two steps of one iteration.
 
-        It is seconds per example times workers with the fewest workers, divided by the same product now. It is 1 if
-        twice the workers take half as long.
+        The seconds per example are multiplied by the number of workers. This product with the fewest workers is divided
+        by the product now. The efficiency is 1 if twice the workers take half as long.
         """
         if self._workers not in self._seconds:
             return None
@@ -83,7 +83,7 @@ class StepTimes:
 
     def _mark(self, *_: Any) -> None:
         if self._on_gpu:
-            import torch  # imported here, because readers of the keys above do not need torch
+            import torch  # imported here, because the keys above are read without torch
 
             event = torch.cuda.Event(enable_timing=True)
             event.record()
