@@ -1,4 +1,4 @@
-"""Segments of parameters that are updated together: adjacent in one matrix of rows, with equal step counts."""
+"""Segments of parameters that are updated together: adjacent in a matrix of `fusion.members.rows`, with equal steps."""
 
 from __future__ import annotations
 
