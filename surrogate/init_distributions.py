@@ -210,8 +210,8 @@ class _Follow(TorchDispatchMode):
         elif law.random or not law.constant:
             content.parts[region] = (tensor.numel(), law)
         elif not content.whole.random and content.whole.size != law.size:
-            # A part gets another constant. In random weights, such as zeros in a padding row, this does not change the
-            # scale. In a constant, such as ones in zeros, this makes a pattern, whose scale is unknown.
+            # A part of a constant gets another value, such as ones in zeros. This makes a pattern, whose scale is
+            # unknown. A constant part of random weights, such as zeros in a padding row, does not change their scale.
             content.whole = Law(None, False)
 
 

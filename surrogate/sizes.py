@@ -38,7 +38,7 @@ def narrow_sizes(trace: SizeTrace, width_ratio: float, lists: Collection[int] = 
     values = scale_sizes(trace, width_ratio, kept)
     if small := _find_single_units(trace, values):
         kept |= {s: f"{trace.sizes[s]} of {name} stays, as one unit would be left" for s, name in small.items()}
-        with contextlib.suppress(ValueError):  # if nothing is left to scale, a later check refuses single units
+        with contextlib.suppress(ValueError):  # if no sizes are found, a later check refuses the single units
             values = scale_sizes(trace, width_ratio, kept)
     told = list(kept.values())
     return NarrowSizes(

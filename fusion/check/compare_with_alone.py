@@ -31,7 +31,8 @@ _MEMBERS = 3
 # difference, a member runs alone `_TRIES` times. Each time, its weights are changed at random by about `_ROUNDINGS`
 # times the rounding error.
 _TRIES, _ROUNDINGS = 3, 30.0
-# Number of samples that are compared at once in float64. It is small, because float64 takes twice the memory.
+# Least number of samples that are compared at once in float64, if the batch has as many. It is small, because float64
+# takes twice the memory.
 _SAMPLES = 16
 _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 _TF32 = 2.0**-10
@@ -42,9 +43,9 @@ def check_members(fused: FusedModel, objective: Objective, batch: Any) -> None:
 
     Both passes draw the same random numbers, and the model is left as it was. A difference is accepted if it is small
     for the precision. If a larger difference is found, members are compared again in float64. If the model does not run
-    in float64, they are compared again in its own precision. In this second comparison, each member also runs alone
-    with weights that differ by a few rounding errors. A difference is accepted if these weights change the member's
-    results about as much.
+    in float64, they are compared again in its own precision. In this second comparison, each member that still differs
+    also runs alone with weights that differ by a few rounding errors. A difference is accepted if these weights change
+    the member's results about as much.
 
     Raises:
         FusionMismatch: if a larger difference remains.
@@ -71,7 +72,7 @@ def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any)
 
     For example, a function may hold a part of the module in its closure (`self.f = lambda x: self.layer(x)`). In the
     copy, this function still calls the layer of the original. Differences are ignored if the module itself gives
-    different results when it runs twice.
+    different results when it is built and run twice.
 
     Raises:
         FusionMismatch: if results differ; the message names them. Also if the loss depends on a parameter in a plain
@@ -88,13 +89,13 @@ def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any)
         except Exception as error:
             if "meta" in str(error):  # the copy used a tensor without data, which the module does not have
                 _check_no_loose_parameters(own)
-            return None  # the module itself fails; the caller has run it before, and has seen this error
+            return None  # leave errors of the module to the caller, which also runs the module without a copy
         if any(value.is_meta for value in copy.values.values()):
             _check_no_loose_parameters(own)
         return copy, alone
 
-    # `differences` allows the square root of `eps`, here 1 %. Copy and module run the same operators on the same
-    # numbers, so rounding does not explain a larger difference.
+    # `differences` allows a relative difference of the square root of `eps`, here 1 %. Copy and module run the same
+    # operators on the same numbers, so rounding does not explain a larger difference.
     eps = 1e-4
     first = outcomes()
     what = differences(*first, eps, 1.0) if first else []
@@ -180,7 +181,8 @@ def _fused(fused: FusedModel, chosen: Sequence[int], objective: Objective, batch
         result = fused.map(objective, copied(batch))
         values_K, counted = _values(result)
         gradients_K = _gradients(result, fused.stacked)
-        # Unfuse the members here, because only unfused modules have the buffers and attributes that forward creates.
+        # Read buffers and attributes from unfused modules, because these also have the ones that forward creates.
+        # Unfuse the members here, because the end of `restored` undoes the changes of forward.
         modules = {k: fused.unfuse(k) for k in chosen}
     return {
         k: MemberResults(
@@ -203,8 +205,8 @@ def _written(module: nn.Module, parameters: Iterable[str]) -> dict[str, Tensor]:
 def _drawing_alike(module: nn.Module) -> AbstractContextManager[Any]:
     """Return a context in which a module in training mode draws random numbers in the order of fused members.
 
-    In evaluation mode the context does nothing, because a module then draws no numbers. If the context intercepted the
-    module's calls, torch would only take other code paths.
+    In evaluation mode the context does nothing, because a module then draws no numbers. A context that intercepts the
+    module's calls would only make torch take other code paths.
     """
     return ChannelsFirst() if module.training else nullcontext()
 
@@ -324,7 +326,7 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 def _coarseness(fused: FusedModel) -> float:
     """Return the relative rounding error of TF32 if CUDA may compute in TF32; 0 otherwise.
 
-    `_Precisions` cannot see TF32, because its results have the dtype float32.
+    `_Precisions` cannot see TF32, because results that are computed in TF32 have the dtype float32.
     """
     first = next(iter(fused.parameters()), torch.empty(0))
     if first.device.type != "cuda" or first.dtype == torch.float64:

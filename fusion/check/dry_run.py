@@ -78,7 +78,7 @@ def dry_run(
     If vmap cannot follow the model, the dry run warns and sets `fused.one_by_one`. The members then train one after
     another, with the same results. Reasons are `.item()`, control flow that depends on data, an operator that vmap
     does not know, and random numbers of Python or NumPy. A single member is never vmapped, so it always passes. Call
-    `dry_run` again after other members have joined it.
+    `dry_run` again after other members have joined the model.
 
     Args:
         objective: The function that `fused.map` will be called with.

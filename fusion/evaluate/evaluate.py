@@ -106,7 +106,8 @@ def in_turn(
 
     Args:
         parameters: [K, ...] each.
-        buffers: [K, ...] each. Each call works on copies; the returned buffers are the stacked copies, after all calls.
+        buffers: [K, ...] each. Each call works on copies. The returned buffers are stacked from these copies, or from
+            the tensors by which a call replaced them.
         on_gradient: Called in the backward pass as `on_gradient(name, k)` when a parameter of member k gets a gradient.
     """
     parts = {name: _Rows.apply(parameter) for name, parameter in parameters.items()}  # type: ignore[no-untyped-call]
@@ -116,7 +117,8 @@ def in_turn(
         for name, parameter in own.items():
             if parameter.requires_grad:
                 parameter.register_hook(partial(_reached, on_gradient, name, k))
-        # Copy the buffers. Otherwise, a member's write could change tensors that another's backward pass needs.
+        # Copy the buffers. Otherwise, autograd would take a member's write for a write to all members, and refuse the
+        # backward passes of the others.
         copies = {name: buffer[k].clone() for name, buffer in buffers.items()}
         scalars = {path: value.tolist()[k] for path, value in settings.values_K.items()}
         with streams.drawn_from(k):

@@ -25,7 +25,7 @@ ONE_PASS = ("sgd", "adam", "adamw")
 """Optimizers for which torch has fused kernels, which pass over memory once."""
 
 SCHEDULE_FREE = ("schedule_free_adamw", "schedule_free_sgd")
-"""Optimizers that train one sequence of weights, and evaluate the average of this sequence."""
+"""Optimizers that train one sequence of weights, and evaluate a weighted average of this sequence."""
 
 VECTORIZED = (
     *(*ONE_PASS, "adafactor", "adamax", "lion", "muon", "nadam", "prodigy", "radam", "rmsprop"),

@@ -238,7 +238,7 @@ class StackedTensors(nn.Module):
         self._collect_floats()
 
     def _catch_up(self, indices: Iterable[int]) -> None:
-        """Repeat in these members' modules all changes of the template since `_caught_up`, such as in its mode."""
+        """Repeat in these members' modules the changes of the template since `_caught_up`, such as of mode or hooks."""
         self._part_values()
         own = self._settings.places()
         for k in indices:
@@ -482,7 +482,8 @@ class FusedModel(StackedTensors):
         """Append copies of the members of `other`, in place.
 
         Raises:
-            ValueError: if the structures differ, or if an attribute that modules change, such as a counter, differs.
+            ValueError: if the structures differ. Also if a plain attribute differs that modules change while they run,
+                such as a counter.
         """
         check_fused(other, "other")
         check_same((self.key, other.key), "models")

@@ -1,9 +1,9 @@
 """The update rules that work element by element, for members that use the same rule.
 
 Shape suffixes: B members, n elements of each member. The tensors p, g, m, v are [B, n]: parameters, gradients and
-moments. Each coefficient is [B, 1] or [B, n]; an optional one is None if it would change nothing in any member. No rule
-mixes members. Rules follow the single-tensor code of torch.optim, with constants folded to save passes over memory.
-`decayed` is called before each rule.
+moments. Each coefficient is [B, 1] or [B, n]; an optional one is None if no member needs it. No rule mixes members.
+Rules follow the single-tensor code of torch.optim, with constants folded to save passes over memory. `decayed` is
+called before each rule.
 """
 
 from __future__ import annotations

@@ -178,8 +178,8 @@ class FusedOptimizer(OptimizerState):
                 optimizer.state[parameters[name]] = _torch_state(hp.rule(name in self._matrices), hp, step, moments)
         first, second, taken = self._estimates_K3[k].tolist()
         for group in optimizer.param_groups:
-            # A Schedule-Free group keeps its largest learning rate and the sum of squared learning rates. Multiply both
-            # by the group's factor, because they were computed without multipliers.
+            # A Schedule-Free group keeps its largest learning rate and a sum of squared learning rates. Both were
+            # computed without multipliers. Multiply the rate by the group's factor, and the sum by the factor's square.
             factor = group["lr"] / hp.lr if hp.kind in SCHEDULE_FREE else 1.0
             group.update(zip(LEARNED.get(hp.kind, ()), (factor * first, factor**2 * second, int(taken))))
         # Load the state once, because `load_state_dict` moves each tensor to the device that this optimizer needs.

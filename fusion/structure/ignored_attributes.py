@@ -19,7 +19,7 @@ _RECURRENT_CACHES = {"_flat_weights", "_flat_weight_refs"}
 HOOK_ATTRIBUTES = {name for name in vars(nn.Module()) if "_hooks" in name}
 # Leave out hooks on loading and saving. A fused model loads and saves tensors itself, so these hooks never run.
 _NOT_STRUCTURE |= {name for name in HOOK_ATTRIBUTES if "state_dict" in name} | {HOOKS}
-# Leave out the settings from which peft made a LoRA adapter. Forward does not read them, only the float `scaling`.
+# Leave out the settings from which peft made a LoRA adapter. Forward does not read them. It reads the float `scaling`.
 _LORA, _LORA_NOTES = "peft.tuners.lora.", {"lora_alpha", "r", "lora_dropout"}
 
 PLAIN = {bool, int, str, bytes, type(None), type(...), type(NotImplemented)}

@@ -60,7 +60,8 @@ def fields(thing: Any) -> dict[str, Any]:
 def with_fields(kind: type, found: Mapping[str, Any]) -> Any:
     """Make an object of the class `kind` with these fields, without a call of `__init__`."""
     content = found.get(_CONTENT, ())
-    base: Any = next(each for each in kind.__mro__ if each.__flags__ & _MADE_IN_PYTHON == 0)  # in C, such as `dict`
+    # Find the first class that is written in C, such as `dict` or `object`.
+    base: Any = next(each for each in kind.__mro__ if each.__flags__ & _MADE_IN_PYTHON == 0)
     thing = base.__new__(kind, content) if issubclass(kind, tuple) else base.__new__(kind)
     if issubclass(kind, dict):
         for key, value in content.items():

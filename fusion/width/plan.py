@@ -15,7 +15,8 @@ TOLERANCE = 0.03
 STRETCH = 1.25
 # A wider group counts as slower if its speedup is lower by more than this share.
 LOSS = 0.1
-# Measuring a width may end early if this number of measurements agree. Fewer could agree by chance.
+# Measuring a width may end early if there are at least this number of measurements, and all agree. Fewer could agree by
+# chance.
 AGREEING = 5
 
 

@@ -31,7 +31,10 @@ _here, _lock = _Drawing(), Lock()
 _torchs: Any = getattr_static(Function, "apply")
 """Torch's own classmethod `Function.apply`. It is written in Python up to torch 2.13, in C from torch 2.14 on."""
 _users: list[None] = []
-"""One entry for each open `functions_member_by_member` block of any thread. The last one restores torch's `apply`."""
+"""One entry for each open `functions_member_by_member` block of any thread.
+
+The last block to end restores torch's `Function.apply`.
+"""
 
 
 @contextmanager

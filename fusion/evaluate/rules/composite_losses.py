@@ -1,4 +1,4 @@
-"""Losses that this package implements itself. Under `vmap`, torch's losses loop over members or branch on values."""
+"""Losses that this package implements itself. Under `vmap`, torch's own ones loop over members or branch on values."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ def member_by_member(function: Callable[..., Any], streams: Streams, *, plain_sc
     """Make a rule that calls an operator once per member, drawing from that member's stream, and stacks the results.
 
     Args:
-        plain_scalars: If True, all 0-dimensional tensors become plain numbers for the call. If False, only those become
-            plain numbers that stand for floats of modules.
+        plain_scalars: If True, each member's 0-dimensional floating-point tensors become plain numbers for the call. If
+            False, only those become plain numbers that stand for floats of modules.
     """
 
     def rule(K: int, *args: Any, **kwargs: Any) -> Any:
