@@ -107,7 +107,7 @@ def check_each(name: str, values: Sequence[Any], kind: type, count: int | None =
 
 
 def number(holds: Callable[[float], bool]) -> Callable[[Any], bool]:
-    """Return a check of values: it returns True for a number, but not a bool, for which `holds` returns True."""
+    """Return a function that returns True if its argument is a number, but no bool, and fulfills `holds`."""
     return lambda value: isinstance(value, int | float) and not isinstance(value, bool) and holds(value)
 
 

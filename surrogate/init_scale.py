@@ -20,7 +20,10 @@ from surrogate.init_distributions import Law
 from surrogate.widths import ParamWidth
 
 _ENOUGH = 4096
-"""With this number of elements, a measured scale is right to about 1 %. With fewer, several models are built."""
+"""With this number of elements, a measured scale is right to about 1 %.
+
+At least two models are built. If the smallest measured parameter has too few elements in these, more models are built.
+"""
 _MOST_BUILDS = 8
 
 

@@ -180,8 +180,8 @@ class GraphedStep:
         assert self._capture is not None
         known = next((form for form in self._forms if form.is_like(spec, leaves)), None)
         if known is None or not self._stood:
-            # Do not trace the first step. It creates tensors that later steps reuse, such as the optimizer's state, so
-            # its operators differ from those of later steps.
+            # Do not trace the first step. It may create tensors that later steps reuse, such as the optimizer's state.
+            # Its operators then differ from those of later steps.
             result = self._capture.aside(lambda: self._step(batch))
             if known is None:
                 self._forms = [*self._forms[1 - _MOST_FORMS :], _Form(spec, list(map(_form_of, leaves)))]

@@ -98,7 +98,7 @@ def names_of_parts(config: Mapping[str, Any], names: Iterable[str]) -> dict[str,
 
 
 def optimizer_names(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of a configuration's optimizers: first the model's, then the names for parts with their own."""
+    """Return the names of a configuration's optimizers: first the model's, then one for each part that has its own."""
     configs = configs_of_parts(config)
     return tuple(optimizer_name(configs[part]) for part in sorted(configs))  # "", for the model, sorts first
 

@@ -416,7 +416,7 @@ class FusedModel(StackedTensors):
         `numpy.random.seed(seeds[k] % 2**32)`. After `keep` and `concat`, members continue their sequences. The global
         generators stay as they are, and so do generators that the code itself holds.
 
-        If members were never seeded, torch's default generator draws their seeds when they first draw numbers together.
+        If members were never seeded, torch's default generator seeds them when they first draw while evaluated at once.
 
         Args:
             seeds: One for each member.
