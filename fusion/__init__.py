@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from fusion.lazy_names import lazy_exports
 
-__distribution__ = "hydro-rasda"  # distinguishes this package from others named `fusion`
+__distribution__ = "hydro-rasda"  # name on PyPI, which tells this package from others named `fusion`
 
 if TYPE_CHECKING:
     from fusion.argument_checks import FusionMismatch as FusionMismatch

@@ -77,7 +77,10 @@ def check_flag(name: str, value: object) -> None:
 
 
 def check_function(name: str, value: object, arguments: int | None = None) -> None:
-    """Raise a `ValueError` unless `value` is a function that can be called with `arguments` positional arguments."""
+    """Raise a `ValueError` unless `value` is a function, not a class, that takes `arguments` positional arguments.
+
+    If `arguments` is None, the function may take any arguments.
+    """
     holds = callable(value) and not isinstance(value, type) and (arguments is None or takes(value, *range(arguments)))
     require(holds, name, value, "a function" + (f" of {arguments} arguments" if arguments else ""))
 
@@ -104,7 +107,7 @@ def check_each(name: str, values: Sequence[Any], kind: type, count: int | None =
 
 
 def number(holds: Callable[[float], bool]) -> Callable[[Any], bool]:
-    """Return a function that tells whether a value is a number, but not a bool, for which `holds` returns True."""
+    """Return a function that returns True if its argument is a number, but no bool, and fulfills `holds`."""
     return lambda value: isinstance(value, int | float) and not isinstance(value, bool) and holds(value)
 
 
@@ -130,12 +133,12 @@ is_share = number(lambda value: 0 <= value <= 1)
 
 
 def takes(value: Any, *args: Any, **kwargs: Any) -> bool:
-    """Return whether `value` can be called with these arguments."""
+    """Return whether `value` can be called with the arguments `args` and `kwargs`."""
     try:
         inspect.signature(value).bind(*args, **kwargs)
     except TypeError:
         return False
-    except ValueError:  # a function written in C may have no signature
+    except ValueError:  # a function written in C may have no signature, so its arguments cannot be checked
         pass
     return callable(value)
 
@@ -146,5 +149,5 @@ def plain(value: Any) -> Any:
         return value
     try:
         return value.item()
-    except (RuntimeError, TypeError, ValueError):  # it has several elements
+    except (RuntimeError, TypeError, ValueError):  # a tensor or array of several elements is no single number
         return value

@@ -58,7 +58,7 @@ def _imported(module: str) -> ModuleType:
         return importlib.import_module(module)
     finally:
         if not gc.get_freeze_count():
-            # This moves the new objects to the oldest generation. Otherwise the collector would soon visit all of them.
+            # Move the new objects to the oldest generation. Otherwise, the collector would soon visit all of them.
             gc.freeze()
             gc.unfreeze()
         if collects:

@@ -20,7 +20,7 @@ def seed_generators(seed: int) -> None:
     random.seed(seed)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed % 2**32)
-    # `torch.manual_seed` would do this, too, but it records the call stack for each kind of device that is missing.
+    # `torch.manual_seed` would do this, too, but is slow: it records the call stack for each missing kind of device.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(seed)

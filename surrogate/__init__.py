@@ -13,7 +13,7 @@ from surrogate.shrink import ShrinkPlan, plan_shrink, shrink
 from surrogate.transfer import plain_score_fn, transfer_check
 from surrogate.transfer_verdict import compare_rankings, doubtful_hyperparameters
 
-__distribution__ = "hydro-rasda"  # distinguishes this package from others of the same name
+__distribution__ = "hydro-rasda"  # name on PyPI, which tells this package from others named `surrogate`
 
 __all__ = [
     "PlanMismatch",

@@ -66,6 +66,6 @@ def check_function(argument: str, value: object, arguments: int) -> None:
         inspect.signature(value).bind(*range(arguments))  # type: ignore[arg-type]
     except TypeError:
         holds = False
-    except ValueError:  # functions written in C may have no signature
+    except ValueError:  # a function written in C may have no signature, so its arguments cannot be checked
         pass
     require(holds, argument, value, f"a function of {arguments} arguments")

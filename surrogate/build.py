@@ -193,7 +193,7 @@ def _check_signature(model_fn: ModelFn, config: Config) -> None:
     require(callable(model_fn), "model_fn", model_fn, "a function of (config, width_ratio)")
     try:
         signature = inspect.signature(model_fn)
-    except (TypeError, ValueError):  # functions written in C may have no signature
+    except (TypeError, ValueError):  # a function written in C may have no signature to check
         return
     try:
         signature.bind(config, 1.0)
@@ -228,7 +228,7 @@ def _build(model_fn: ModelFn, config: Config, width_ratio: float) -> nn.Module:
 def _build_other(model_fn: ModelFn, config: Config, width_ratio: float) -> nn.Module:
     """Build the model at a second width, to compare outputs. Narrow widths are tried first, because they cost least."""
     for other in (2 * width_ratio, width_ratio / 2):
-        # A width may be impossible, for example if heads do not divide it; the target always exists.
+        # Skip a width that the model cannot have, for example because heads do not divide it. The target always exists.
         with contextlib.suppress(ValueError):
             if other < 1.0:
                 return _build(model_fn, config, other)

@@ -6,10 +6,10 @@ model make the wide model diverge. Size and change are means of absolute values,
 step. In theory, the slope of log size over log width is 0. It is below 0 in the first steps if outputs start smaller in
 a wider model. In an ordinary model under Adam, the slope is about 1/2 to 1 in the last layers.
 
-Outputs are judged early, because later other layers compensate for a single unscaled layer. At the start, outputs may
-not grow with the width. Outputs of hidden layers may not shrink either, because an unscaled initialization has a slope
-of 1/2. The change in the first step has a stricter limit, because it is small enough to be linear in each learning
-rate. In later steps, only the last step's outputs are judged, because correct models overshoot in between.
+Outputs are judged early, because after more steps, other layers compensate for a single unscaled layer. At the start,
+outputs may not grow with the width. Outputs of hidden layers may not shrink either, because an unscaled initialization
+has a slope of 1/2. The change in the first step has a stricter limit, because it is small enough to be linear in each
+learning rate. In later steps, only the last step's outputs are judged, because correct models overshoot in between.
 
 Parameters are judged at each step. They show which layer is wrong: a layer's output also depends on earlier layers, but
 its parameters do not. For a hidden weight, two quantities must not depend on the width. The first is its initial values
@@ -100,7 +100,10 @@ class CoordinateCheck:
 
     @property
     def growing(self) -> tuple[str, ...]:
-        """Modules whose outputs or changes grow with the width or are not finite, at the start, first or last step."""
+        """Return the modules whose outputs, or changes of outputs, grow with the width or are not finite.
+
+        Outputs are judged before the first step and after the last one, changes after the first and the last step.
+        """
         limits = [(self.size_slopes, 1.0), (self.change_slopes, 1.0), (self.start_slopes, 1.0)]
         limits.append((self.first_slopes, _FIRST_STEP))
         return tuple(
@@ -111,7 +114,7 @@ class CoordinateCheck:
 
     @property
     def shrinking(self) -> tuple[str, ...]:
-        """Hidden layers whose outputs start smaller in a wider model."""
+        """Return the hidden layers whose outputs start smaller in a wider model."""
         return tuple(
             name for name, slope in self.start_slopes.items() if name in self.hidden and -slope > self.max_slope
         )
@@ -256,7 +259,7 @@ class _Measured:
             self._parameters[name, step, width_ratio].append(size)
 
     def parameter_slopes(self, steps: int) -> dict[str, tuple[float, ...]]:
-        """Return, for each parameter with a width, the slope of its initial values, then those of each step's change.
+        """Return, for each parameter with a width, the slopes of its initial values and of each step's change.
 
         In muP, the values of a hidden weight are proportional to 1 / sqrt(fan-in), and its changes to 1 / fan-in, under
         every optimizer (Yang et al. 2023, "A spectral condition"). The values of other parameters do not depend on the

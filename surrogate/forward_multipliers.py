@@ -35,10 +35,10 @@ _SCALE_ATTRIBUTES = ("scaling", "scale", "softmax_scale")
 class ScaleKey:
     """Forward-pre-hook that multiplies an `nn.MultiheadAttention`'s key by sqrt(target head size / head size).
 
-    The layer adds biases after this, so the product of a query and the key bias is not scaled. That product is the same
-    for all keys, so softmax ignores it. If the query were scaled instead, the product of a key and the query bias would
-    not be scaled, and softmax does not ignore that. The layer's extra keys (`bias_k`, `add_zero_attn`) do not depend on
-    the key input. If a layer has them, the query is scaled.
+    The layer adds its biases after the hook, so the product of a query and the key bias is not scaled. That product is
+    the same for all keys, so softmax ignores it. If the query were scaled instead, the product of a key and the query
+    bias would not be scaled, and softmax does not ignore that product. The layer's extra keys (`bias_k`,
+    `add_zero_attn`) do not depend on the key input. If a layer has extra keys, the query is scaled.
     """
 
     factor: float
@@ -70,7 +70,7 @@ def find_logit_scales(module: nn.Module, target_heads: Mapping[str, int]) -> dic
             continue
         if isinstance(layer, nn.MultiheadAttention) or _scale_attribute(layer, size):
             changed[name] = math.sqrt(full / size)
-        elif _scale_attribute(layer, full):  # a resized copy, which still has the scale of the target's head size
+        elif _scale_attribute(layer, full):  # a resized copy keeps the scale of the target's head size
             changed[name] = full / size
     return changed
 
@@ -130,8 +130,8 @@ def find_readouts(module: nn.Module, params: Mapping[str, ParamWidth]) -> dict[s
 def find_spectral_scales(module: nn.Module, params: Mapping[str, ParamWidth]) -> dict[str, float]:
     """Map layers that write a width, and whose weight has spectral norm 1, to the multiplier of their input.
 
-    The multiplier is sqrt(width_mult of outputs / width_mult of inputs). muP asks for this spectral norm, relative to
-    the target (Yang et al. 2023, "A spectral condition").
+    The multiplier is sqrt(width_mult of outputs / width_mult of inputs). This is the spectral norm, relative to the
+    target's, that muP asks for (Yang et al. 2023, "A spectral condition").
     """
     scales = {}
     for name, layer, width in _layers(module, params):

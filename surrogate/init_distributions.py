@@ -29,8 +29,8 @@ _WRITES = {"copy_"} | _WRITES_PLACES
 _ZEROS, _ONES = {"zeros", "zero", "empty", "empty_strided", "empty_permuted"}, {"ones"}
 _GIVEN = {"full", "fill", "scalar_tensor"}
 _OF_VALUES = {torch.tensor, torch.as_tensor, Tensor.new_tensor, torch.linspace}
-"""Functions that make tensors of given values. Constructors read such values, for example a drop rate for each layer,
-so they run on the CPU."""
+"""Functions that make tensors of given values. They run on the CPU, because constructors read such values, for
+example a drop rate for each layer."""
 _IS_META, _DEVICE = Tensor.is_meta.__get__, Tensor.device.__get__  # type: ignore[attr-defined]
 
 
@@ -48,7 +48,7 @@ class Law:
 
     @property
     def size(self) -> float | None:
-        """Root mean square of the elements."""
+        """Root mean square of the elements; None if the law is unknown."""
         return None if self.sample is None else float(self.sample.double().square().mean().sqrt())
 
     @property
@@ -70,12 +70,12 @@ def initial_laws(build: Callable[[], nn.Module]) -> tuple[nn.Module, dict[str, L
     Returns:
         The model, whose parameters may have no values, and the law of each parameter by name.
     """
-    # If the constructor itself has an error, it fails again in the plain call at the end, and the user sees that error.
+    # Ignore errors of this attempt. If the constructor itself has an error, the plain call at the end raises it again.
     with contextlib.suppress(Exception):
         with torch.device("meta"), _HideMeta(), _Follow() as follow:
             model = build()
         return model, follow.laws(model)
-    with contextlib.suppress(Exception):  # if this fails, the laws are unknown, and the weights are measured
+    with contextlib.suppress(Exception):  # if this fails, too, the laws are unknown, and weights are measured
         with _Follow() as follow:
             model = build()
         return model, follow.laws(model)
@@ -129,7 +129,7 @@ class _Follow(TorchDispatchMode):
             out = func(*args, **kwargs)
             sources = {_storage(tensor) for tensor in given}
             for place, tensor in enumerate(_tensors([out])):
-                if func._schema.is_mutable or _storage(tensor) not in sources:  # else it may be a view of an input
+                if func._schema.is_mutable or _storage(tensor) not in sources:  # otherwise, it has an input's law
                     self._write(func, tensor, law if place == 0 else Law(None, law.random))
         return out
 
@@ -148,16 +148,16 @@ class _Follow(TorchDispatchMode):
         if name in _COPIES:
             return inputs[0]
         random = torch.Tag.nondeterministic_seeded in func.tags or any(law.random for law in inputs)
-        # An operation may fail if samples replace its tensors. Then the law is unknown.
+        # An operation may fail on samples in place of its tensors. Its law is then unknown.
         with contextlib.suppress(Exception):
             return Law(self._sample(func, args, kwargs, inputs), random)
         return Law(None, random)
 
     def _sample(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: list[Law]) -> Tensor | None:
         name = _name(func)
-        if name == "sign":  # random signs multiply other values, and do not change their sizes
+        if name == "sign":  # random signs count as ones, because factors of -1 do not change the size of other values
             return _constant(1.0).sample
-        if name == "linalg_qr":  # orthonormal columns
+        if name == "linalg_qr":  # columns have norm 1, so their elements have this root mean square
             return _constant(args[0].shape[-2] ** -0.5).sample
         if torch.Tag.nondeterministic_seeded in func.tags:
             return self._draw(func, args, kwargs)
@@ -175,11 +175,11 @@ class _Follow(TorchDispatchMode):
         spread = (torch.randperm(_COUNT, generator=self._generator, device="cpu").double() + 0.5) / _COUNT
         name = _name(func)
         stem = name.removesuffix("_").removesuffix("_like")
-        parameters = args if name == stem else args[1:]  # the first argument of `uniform_` or `rand_like` is a shape
+        parameters = args if name == stem else args[1:]  # leave out the tensor that `uniform_` or `rand_like` takes
         if any(isinstance(value, Tensor) for value in parameters):
             return None
         numbers: list[float] = [value for value in parameters if isinstance(value, float | int)]
-        first, second = [*numbers, *(0.0, 1.0)[len(numbers) :]]  # torch leaves out last arguments that are defaults
+        first, second = [*numbers, *(0.0, 1.0)[len(numbers) :]]  # torch leaves out trailing defaults
         if stem in ("rand", "uniform"):
             return first + (second - first) * spread
         if stem in ("randn", "normal"):
@@ -191,7 +191,7 @@ class _Follow(TorchDispatchMode):
 
     def _read(self, tensor: Tensor) -> Law:
         content = self._contents.get(_storage(tensor))
-        if content is None:  # no tracked operation made the tensor: it is a number, or data
+        if content is None:  # no tracked operation made the tensor, so it is a plain number, or data of unknown law
             number = tensor.numel() == 1 and tensor.device.type != "meta"
             return _constant(float(tensor.detach())) if number else _UNKNOWN
         region = _region(tensor)
@@ -210,8 +210,8 @@ class _Follow(TorchDispatchMode):
         elif law.random or not law.constant:
             content.parts[region] = (tensor.numel(), law)
         elif not content.whole.random and content.whole.size != law.size:
-            # Zeros in random weights, such as a padding row, do not change the scale. Ones in zeros make a pattern,
-            # whose scale is unknown.
+            # A part of a constant gets another value, such as ones in zeros. This makes a pattern, whose scale is
+            # unknown. A constant part of random weights, such as zeros in a padding row, does not change their scale.
             content.whole = Law(None, False)
 
 

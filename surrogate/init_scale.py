@@ -1,9 +1,10 @@
 """Correct the initial weights of the model's own initializer to the scale that muP asks of a surrogate.
 
-muP states standard deviations relative to the target. A hidden weight has the target's divided by sqrt(width_mult), and
-every other parameter has the target's. The standard deviations of the model's own initializer are derived from its
-constructor (`surrogate.init_distributions`), or measured if the constructor does not reveal them. Weights that are not
-random do not change, with one exception: a constant that is no hidden weight gets the target's value.
+muP states standard deviations relative to the target. A hidden weight needs the target's standard deviation, divided by
+sqrt(width_mult). Every other parameter needs the target's standard deviation. The standard deviations of the model's
+own initializer are derived from its constructor (`surrogate.init_distributions`), or measured if the constructor does
+not reveal them. Weights that are not random do not change, with one exception: a constant that is no hidden weight gets
+the target's value.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from surrogate.init_distributions import Law
 from surrogate.widths import ParamWidth
 
 _ENOUGH = 4096
-"""From this number of elements, a scale is known to about 1 %. If a parameter has fewer, several models are built."""
+"""With this number of elements, a measured scale is right to about 1 %.
+
+At least two models are built. If the smallest measured parameter has too few elements in these, more models are built.
+"""
 _MOST_BUILDS = 8
 
 

@@ -1,8 +1,8 @@
 """Copy a module at other sizes: its integer attributes, its buffers, and its initial weights.
 
-Initial weights are random parts of the target's weights, so they have the spread of the model's own initializer. Parts
-of hidden weights are multiplied by 1 / sqrt(width_mult), as muP asks. Other weights, constants and identity matrices
-are not multiplied. Dimensions of the same size keep the same units in all tensors.
+Initial weights are random parts of the target's weights, so they have the standard deviation of the model's own
+initializer. Parts of hidden weights are multiplied by 1 / sqrt(width_mult), as muP asks. Other weights, constants and
+identity matrices are not multiplied. Dimensions of the same size keep the same units in all tensors.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def fill_from_target(narrow: nn.Module, target: nn.Module, params: Mapping[str, 
 def _first(tensor: Tensor, shape: Shape, gates: int) -> Tensor:
     if gates > 1:
         return _first(tensor.unflatten(0, (gates, -1)), (gates, shape[0] // gates, *shape[1:]), 1).flatten(0, 1)
-    if tensor.dim() == 1:  # parts of a bias, such as gates, may each have their own constant
+    if tensor.dim() == 1:  # evenly spaced elements, because the gates of a bias may have different constants
         return tensor[torch.arange(*shape, device=tensor.device) * len(tensor) // shape[0]]
     return tensor[tuple(slice(size) for size in shape)]
 
@@ -85,7 +85,7 @@ def _is_pattern(tensor: Tensor) -> bool:
         return True
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    if len(tensor.flatten()[:_FIRST].unique()) > 2:  # true for most tensors, so their other elements are not read
+    if len(tensor.flatten()[:_FIRST].unique()) > 2:  # most tensors return here, and their other elements are not read
         return False
     return bool(((tensor == tensor.min()) | (tensor == tensor.max())).all())
 
@@ -128,7 +128,8 @@ def resize(module: nn.Module, sizes: NarrowSizes) -> nn.Module:
         setattr(layer, attribute, new if isinstance(getattr(layer, attribute), tuple) else new[0])
     for layer in narrow.modules():
         _update_torch_attributes(layer)
-    # Restore buffers. A spectral norm changes its buffers when code reads its weight, and that is not filled yet.
+    # Restore the buffers. The calls above read weights, and reading the weight of a spectral norm changes its buffers.
+    # The weights are not filled yet, so the changed buffers are wrong.
     for name, buffer in narrow.named_buffers():
         buffer.copy_(parts[name])
     return narrow
@@ -136,7 +137,7 @@ def resize(module: nn.Module, sizes: NarrowSizes) -> nn.Module:
 
 def _like(parameter: Tensor, shape: Shape) -> nn.Parameter:
     narrow = nn.Parameter(parameter.detach().new_empty(shape), requires_grad=parameter.requires_grad)
-    vars(narrow).update(vars(parameter))  # such as marks by which an optimizer selects parameters
+    vars(narrow).update(vars(parameter))  # attributes, such as marks by which an optimizer selects parameters
     return narrow
 
 

@@ -21,7 +21,7 @@ from surrogate.widths import PLAN_ATTRIBUTE, ParamWidth, WidthPlan, input_weight
 
 def _sgd(infshape: InfShape) -> float:
     widths = [float(side.width_mult()) for side in infshape if side.isinf()]
-    # If a parameter holds several matrices, mup would mistake their number for the fan-out.
+    # Divide the two widths here. If a parameter holds several matrices, mup would take their number for the fan-out.
     return widths[0] / widths[1] if len(widths) == 2 else math.prod(widths)
 
 

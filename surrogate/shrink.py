@@ -1,6 +1,6 @@
 """`shrink` makes a narrow stand-in for a module without a width argument.
 
-`plan_shrink` makes the plan for this once for all modules of one structure.
+`plan_shrink` makes a plan that `shrink` can use for all modules of one structure.
 """
 
 from __future__ import annotations
@@ -131,8 +131,9 @@ def plan_shrink(module: nn.Module, width_ratio: float, example_input: Any) -> Sh
     with torch.random.fork_rng(devices=[]):
         sizes = None
         narrow = narrow_by_config(module, width_ratio)
-        if narrow is None or not _runs(narrow, example_input):  # a part of the model may have a fixed size
-            # These imports take as long as torch itself, and models that take a width do not need them.
+        if narrow is None or not _runs(narrow, example_input):  # for example, a part may have a fixed size
+            # Import these modules only here. They take as long as torch itself, and models with a width argument do not
+            # need them.
             from surrogate.size_constraints import trace_sizes
             from surrogate.sizes import narrow_sizes
 

@@ -66,9 +66,9 @@ class SizeTrace:
 def trace_sizes(module: nn.Module, example_input: Any) -> SizeTrace:
     """Run a copy of `module` once on symbolic sizes, and return the constraints between them.
 
-    The module must run on fake tensors. If it reads values from tensors, it gets the values of one run with data. It
-    may branch on these values, so a ValueError refuses it if the run does not use all parameters. If the module fails,
-    a ValueError names the innermost module that was running.
+    The module must run on fake tensors. If it reads values from tensors, it gets the values of one run with data.
+    Because it may branch on these values, a ValueError is raised if the run does not use all parameters. If the module
+    fails, a ValueError names the innermost module that was running.
     """
     try:
         return _Tracer(module).trace(example_input)
@@ -93,7 +93,7 @@ class _Tracer:
         self.unmet: list[str] = []
         self.shape_env = ShapeEnv(duck_shape=False)
         self.mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
-        self.mode.cache_enabled = False  # a module seldom repeats a call with the same symbols
+        self.mode.cache_enabled = False  # it seldom helps: a module seldom repeats a call with the same symbols
         self.fresh = itertools.count()
         self.sizes: dict[sympy.Symbol, int] = {}
         self.symbols: dict[sympy.Symbol, Any] = {}
@@ -129,7 +129,8 @@ class _Tracer:
         if isinstance(layer, _ConvNd):
             dynamic[2:] = [DimDynamic.STATIC] * len(dynamic[2:])
         if not (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() and int(tensor.max()) > 1:
-            dynamic = [DimDynamic.STATIC] * tensor.dim()  # indices, some of which would exceed narrow sizes
+            # Keep the sizes of a tensor of indices, because some of its values would be too large for narrow sizes.
+            dynamic = [DimDynamic.STATIC] * tensor.dim()
         context: Any = StatelessSymbolicContext(dynamic_sizes=dynamic)
         fake = self.mode.from_tensor(tensor.detach(), symbolic_context=context, source=self._source())
         for size, value in zip(fake.shape, tensor.shape):
@@ -173,7 +174,8 @@ class _Tracer:
 
     def _run(self, fakes: dict[str, Tensor], example_input: Any) -> None:
         running = self.running
-        # `group_norm` takes its group count as a plain number, which would freeze the count.
+        # Replace the forward pass of group norms. `group_norm` takes the number of groups as a plain number, which
+        # would fix it.
         for layer in self.module.modules():
             if isinstance(layer, nn.GroupNorm):
                 layer.forward = functools.partial(_affine, layer)  # type: ignore[method-assign]
@@ -186,7 +188,7 @@ class _Tracer:
             with self.mode, functions, torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # warnings of slow kernels do not matter without data
                 output = torch.func.functional_call(inputs, {f"module.{name}": f for name, f in fakes.items()}, ())
-                # Converting a symbolic size to a number fixes it: the model's outputs keep their sizes.
+                # Fix the sizes of the model's outputs. A symbolic size is fixed when it is converted to a number.
                 for leaf in pytree.tree_leaves(output):
                     if isinstance(leaf, Tensor):
                         _ = [int(size) for size in leaf.shape]
@@ -197,7 +199,7 @@ class _Tracer:
             self.fixes.note("its absence from the forward pass")
         except Exception as error:
             where = running[-1] if running else type(self.module).__name__
-            told = (str(error).splitlines() or [""])[0]  # torch adds its own stack
+            told = (str(error).splitlines() or [""])[0]  # without torch's stack
             raise ValueError(
                 f"module {where!r} cannot be followed on symbolic sizes: {type(error).__name__}: {told}; "
                 "give the model a `width_ratio` argument and use make_surrogate"
@@ -266,7 +268,8 @@ def _stacks(module: nn.Module, tensors: Mapping[str, tuple[sympy.Expr, ...]]) ->
 def _seeds(module: nn.Module, tensors: Mapping[str, tuple[sympy.Expr, ...]]) -> frozenset[sympy.Symbol]:
     """Return the sizes that are widths, because a linear or convolution layer has them, or two parameters share them.
 
-    A size that only one other parameter has, such as the number of positions of an embedding, is no width.
+    If a size belongs to a single parameter of any other layer, it is no width. The number of positions of an embedding
+    is an example.
     """
     contracting = (nn.Linear, nn.Bilinear, _ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
     layers = {name for name, layer in module.named_modules() if isinstance(layer, contracting)}

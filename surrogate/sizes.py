@@ -23,8 +23,8 @@ _MULTIPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 def narrow_sizes(trace: SizeTrace, width_ratio: float, lists: Collection[int] = ()) -> NarrowSizes:
     """Choose the sizes of the narrow copy of the module that was traced.
 
-    Sizes that `find_counts` or `find_third_widths` find stay. A width also stays if only one of its units would be
-    left. `lists` are the lengths of the model's module lists.
+    A size stays if `find_counts` or `find_third_widths` returns it. A width also stays if only one of its units would
+    be left. `lists` are the lengths of the model's module lists.
     """
     counts = find_counts(trace, lists)
     kept = {
@@ -38,7 +38,7 @@ def narrow_sizes(trace: SizeTrace, width_ratio: float, lists: Collection[int] = 
     values = scale_sizes(trace, width_ratio, kept)
     if small := _find_single_units(trace, values):
         kept |= {s: f"{trace.sizes[s]} of {name} stays, as one unit would be left" for s, name in small.items()}
-        with contextlib.suppress(ValueError):  # if all widths are small, a later check refuses single units
+        with contextlib.suppress(ValueError):  # if no sizes are found, a later check refuses the single units
             values = scale_sizes(trace, width_ratio, kept)
     told = list(kept.values())
     return NarrowSizes(
@@ -98,7 +98,7 @@ def _scaled_sizes(
     values, unmet = dict(trace.sizes), []
     for symbols, equations in _tied_together(trace, sorted({*units, *counts}, key=str)):
         heads = {count: _scaled(trace.sizes[count], width_ratio, 1) for count in symbols & {*counts}}
-        # If fewer heads do not fit, their number may stay: a model that averages its heads needs all of them.
+        # Try each multiple with fewer heads, then with all heads, because a model that averages its heads needs all.
         for multiple, stay in itertools.product(_MULTIPLES, (frozenset(), named_heads)):
             sizes = {width: (trace.sizes[width], math.lcm(units[width], multiple)) for width in symbols & units.keys()}
             scaled = {width: min(full, _scaled(full, width_ratio, unit)) for width, (full, unit) in sizes.items()}
@@ -158,7 +158,7 @@ def find_counts(trace: SizeTrace, lists: Collection[int]) -> dict[sympy.Symbol, 
     for symbol in sorted(trace.seeds - roles.counts - roles.head_sizes - tied, key=str):
         holders = [name for name, sizes in matrices.items() for dim in sizes if symbol in dim.free_symbols]
         read = any(symbol in dim.free_symbols for sizes in matrices.values() for dim in sizes[1:])
-        # A parameter that holds all experts has as many rows as the gate.
+        # A gate and a parameter that holds the matrices of all experts have the number of experts as a common size.
         stacked = not trace.stacks.isdisjoint(holders) and not trace.stacks.issuperset(holders)
         if holders and (len(holders) == 1 or (not read and (trace.sizes[symbol] in lists or stacked))):
             found[symbol] = min(holders, key=lambda name: len(matrices[name]))
@@ -201,17 +201,18 @@ def evaluate(expressions: tuple[sympy.Expr, ...], values: Mapping[sympy.Symbol, 
 def _holds(equation: sympy.Basic, values: Mapping[sympy.Symbol, int]) -> bool:
     try:
         return bool(_put_in(equation, values) == sympy.true)
-    except ZeroDivisionError:  # the size of a head would be below 1
+    except ZeroDivisionError:  # a head would have size 0
         return False
 
 
 def _put_in(expression: sympy.Basic, values: Mapping[sympy.Symbol, int]) -> Any:
-    # `subs` replaces one symbol after another, so an integer division could divide by zero halfway through.
+    # Replace all symbols at once. `subs` replaces them one after another, so an integer division could divide by zero
+    # before the last one is replaced.
     return expression.xreplace({symbol: sympy.Integer(value) for symbol, value in values.items()})
 
 
 def _scaled(size: int, width_ratio: float, unit: int) -> int:
-    # The tolerance keeps 96 * (1/3), a hair above 32 in floating point, at 32.
+    # Subtract a tolerance. For example, 96 * (1/3) is slightly above 32 in floating point, but must become 32.
     return max(1, math.ceil(size * width_ratio / unit - 1e-9)) * unit
 
 
@@ -238,7 +239,7 @@ def _roles(trace: SizeTrace) -> _Roles:
     dims = {dim for sizes in trace.tensors.values() for dim in sizes if dim.free_symbols & (tied | trace.seeds)}
     factors = {s for dim in dims for s in dim.free_symbols} - dims
     full = set(evaluate(tuple(dims), trace.sizes))
-    # If an attribute is no width, it splits a width into heads, and is their number or their size.
+    # An attribute that is no dimension of a tensor splits a width into heads: it is the number of heads or their size.
     candidates = (tied | trace.seeds) & names.keys() - dims
     parts = {s for s in candidates if s in factors or trace.sizes[s] not in full}
     # Names decide only between two choices that both fit: fewer heads, or smaller ones.
@@ -268,13 +269,13 @@ _HEADS = re.compile("^n_|^num|head|^h$")
 
 
 def _determined(trace: SizeTrace) -> list[tuple[sympy.Symbol, frozenset[sympy.Symbol]]]:
-    """Return symbols that an equation computes from others, such as half of a head's size, each with those others."""
+    """Return pairs of a symbol and other symbols from which an equation computes it, such as half of a head's size."""
     sides = [pair for e in trace.equations for pair in (e.args, e.args[::-1])]
     return [(s, frozenset(of.free_symbols)) for s, of in sides if s.is_Symbol and of.free_symbols - {s}]
 
 
 def _head_size(trace: SizeTrace, roles: _Roles, width: sympy.Symbol) -> int:
-    """Return the unit whose multiple `width` must be: the size of one head, or 1."""
+    """Return the number of which `width` must stay a multiple: the size of one head, or 1 if there are no heads."""
     full = trace.sizes[width]
     tied = {s for equation in trace.equations if width in equation.free_symbols for s in equation.free_symbols}
     parts = {s: trace.sizes[s] for s in tied & (roles.counts | roles.head_sizes) if full % trace.sizes[s] == 0}

@@ -73,7 +73,7 @@ class ValuesRead(TorchFunctionMode):
 def _rule_of(func: Any, name: str) -> Callable[..., Any] | None:
     if name.startswith("fft_") and not name.endswith(("freq", "shift")):
         return functools.partial(_transform, name.removeprefix("fft_"))
-    return None if func is Tensor.unfold else _RULES.get(name)  # `Tensor.unfold` is not `F.unfold`
+    return None if func is Tensor.unfold else _RULES.get(name)  # `Tensor.unfold` only shares its name with `F.unfold`
 
 
 def _recurrent(gates: int) -> Callable[..., Any]:
@@ -100,7 +100,7 @@ def _recurrent(gates: int) -> Callable[..., Any]:
 
 
 def _step(gates: int, x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    # The weights of a recurrent layer hold all `gates` below each other. Only one gate is computed.
+    # The weights of a recurrent layer hold all `gates` below each other. Compute only one, which has the right shape.
     of_input, of_hidden, *rest = weights
     biases = rest[:2] if len(rest) > 1 else (None, None)
     summed = F.linear(x, of_input, biases[0]) + F.linear(state[0], of_hidden, biases[1])
@@ -154,12 +154,12 @@ def _get_item(x: Tensor, place: Any) -> Any:
     for at, p in enumerate(places):
         if isinstance(p, Tensor) and p.dtype != torch.bool and not any(q is ... for q in places[:at]):
             int(x.shape[sum(flags[:at])])
-    # Torch would read the value of a 0-d index tensor. Index 0 gives the right shape, too.
+    # Replace a 0-d index tensor by 0, because torch would read its value. Index 0 also gives the right shape.
     return x[pytree.tree_map(lambda p: 0 if isinstance(p, Tensor) and p.dim() == 0 else p, place)]
 
 
 def _product(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a matrix product so that the first matrix may be sparse, such as that of a graph."""
+    """Wrap a matrix product so that the first matrix may be sparse, such as the adjacency matrix of a graph."""
 
     def run(first: Tensor, other: Tensor, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(first, Tensor) or first.layout == torch.strided:

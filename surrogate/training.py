@@ -56,7 +56,7 @@ def make_optimizer(surrogate: nn.Module, config: Mapping[str, Any]) -> torch.opt
     for name, group in zip(names, optimizer.param_groups):
         group["lr"] *= rates[name]
         group["weight_decay"] *= decays[name]
-        if kind == "asgd":  # ASGD has a second decay
+        if kind == "asgd":  # `lambd` is ASGD's second weight decay
             group["lambd"] *= decays[name]
     return optimizer
 
@@ -133,7 +133,7 @@ class Recording:
     Attributes:
         outputs: (module name, steps done) -> mean of |x| and mean of |x - x at step 0|; the model itself is named "".
         parameters: (parameter name, steps done) -> root mean square of the last step's change; before the first step,
-            that of the values.
+            root mean square of the values.
     """
 
     outputs: dict[tuple[str, int], tuple[float, float]]
@@ -179,7 +179,7 @@ def _outputs(model: nn.Module, batch: Any, objective: Objective) -> dict[str, Te
 
         return record
 
-    # Parametrizations are left out: their outputs are weights.
+    # Leave out parametrizations, because their outputs are weights.
     layers = [(name, layer) for name, layer in model.named_modules() if "parametrizations" not in name.split(".")]
     handles = [layer.register_forward_hook(recorder(name)) for name, layer in layers]
     with torch.no_grad():

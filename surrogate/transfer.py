@@ -22,7 +22,7 @@ class TransferCheck:
     """Trained configurations, and the agreement of the widths.
 
     Attributes:
-        narrow_width_ratio: Width ratio of the surrogate in question.
+        narrow_width_ratio: Width ratio of the surrogate that is checked.
         wide_width_ratio: The larger width ratio, with which the surrogate is compared.
         narrow: Scores at `narrow_width_ratio`, in the order of `configs`.
         wide: Scores at `wide_width_ratio`.
@@ -52,7 +52,7 @@ def transfer_check(
     Args:
         score_fn: Trains and scores configurations at one width; `plain_score_fn` makes one.
         configs: At least 4, spread over the search space.
-        narrow_width_ratio: Width ratio of the surrogate in question.
+        narrow_width_ratio: Width ratio of the surrogate that is checked.
         wide_width_ratio: The larger width ratio, with which the surrogate is compared. 1 is the target; a smaller ratio
             costs less.
         mode: As for `compare_rankings`.

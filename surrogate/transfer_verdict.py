@@ -36,8 +36,8 @@ class RankComparison:
         tolerance: A regret up to this value counts as 0, for example the seed-to-seed spread of the wide model.
         top_k: Number of configurations that move on to the wide model.
         verdict: `"trusted"`: rho is at least 0.8 and the regret of the top k is within the tolerance.
-            `"refused"`: rho is below 0.4 or undefined, and the regret exceeds the tolerance. `"doubtful"`: in
-            between.
+            `"refused"`: rho is below 0.4 or undefined, and the regret exceeds the tolerance or is NaN.
+            `"doubtful"`: in between.
         advice: The next thing to do, in one sentence.
     """
 

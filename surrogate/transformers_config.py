@@ -25,11 +25,13 @@ def narrow_by_config(module: nn.Module, width_ratio: float) -> nn.Module | None:
     try:
         with torch.random.fork_rng(devices=[]):
             narrow: nn.Module = type(module)(narrow_config(config, width_ratio))
-    except Exception:  # a wrapper has its base model's configuration, or this family ties sizes in another way
+    except Exception:
+        # The constructor fails, for example, if a wrapper has the configuration of its base model, or if a family of
+        # models ties sizes in another way.
         return None
     if dict(narrow.named_parameters()).keys() != dict(module.named_parameters()).keys():
         return None
-    if _kinds(narrow) != _kinds(module):  # a part was replaced by another, such as `nn.Identity()`
+    if _kinds(narrow) != _kinds(module):  # a part of `module` was replaced, for example by `nn.Identity()`
         return None
     _keep_scales(narrow, module)
     first = next(module.parameters())
@@ -66,8 +68,8 @@ def _keep_marks(narrow: nn.Module, module: nn.Module) -> None:
 def _keep_scales(narrow: nn.Module, module: nn.Module) -> None:
     """Copy the factors of the forward pass from the target, in place.
 
-    Some are square roots of the hidden size, such as the factor of embeddings. muP's multipliers assume the target's
-    factors.
+    Some factors are square roots of the hidden size, such as that of embeddings, so the narrow model has other ones.
+    muP's multipliers assume the target's factors.
     """
     layers = dict(module.named_modules())
     for path, layer in narrow.named_modules():

@@ -2,8 +2,8 @@
 
 A dimension is a width if its size in the surrogate differs from that in the target. Names do not matter. A layer reads
 a width if its input size is a width, and writes one if its output size is a width. The base shapes (in the sense of the
-`mup` package) are the target's. Every width multiplier of the surrogate is therefore at most 1, and those of the target
-are exactly 1.
+`mup` package) are the target's. Every width multiplier of the surrogate is therefore at most 1, and every width
+multiplier of the target is exactly 1.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ParamWidth:
 
     @property
     def width_mult(self) -> float:
-        """Surrogate width over target width in the last dimension that is a width (mup's main one); 1 without any."""
+        """Surrogate width over target width in the last dimension that is a width (mup's main one); 1 if none is."""
         return float(self.infshape().width_mult())
 
     @property
@@ -55,11 +55,11 @@ class ParamWidth:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the initial weights over that of the target."""
+        """Standard deviation of the initial weights, divided by that of the target."""
         return self.width_mult**-0.5 if self.is_matrix else 1.0
 
 
-@lru_cache(maxsize=4096)  # all models of a plan ask for the same shapes
+@lru_cache(maxsize=4096)  # because all models of a plan ask for the same shapes
 def _infshape(target_shape: Shape, shape: Shape) -> InfShape:
     return InfShape([InfDim(base if base != dim else None, dim) for base, dim in zip(target_shape, shape)])
 
@@ -88,12 +88,12 @@ class WidthPlan:
 
     @property
     def narrower(self) -> tuple[str, ...]:
-        """Names of the parameters that have a smaller size than in the target."""
+        """Return the names of the parameters that have a smaller size than in the target."""
         return tuple(name for name, param in self.params.items() if param.shape != param.target_shape)
 
     @property
     def summary(self) -> str:
-        """A line that says how many parameters are narrower, and which matrices are not."""
+        """Return a line that says how many parameters are narrower, and which matrices are not."""
         alike = [name for name, p in self.params.items() if p.shape == p.target_shape and len(p.shape) > 1]
         stay = [f"{_listed(alike)} stay" + "s" * (len(alike) == 1)] * bool(alike)
         told = "; ".join([*stay, *self.kept[:_SHOWN], *["..."] * (len(self.kept) > _SHOWN)])
@@ -123,7 +123,7 @@ def with_data(module: nn.Module) -> nn.Module:
 
 
 def shapes_of(module: nn.Module) -> dict[str, Shape]:
-    """Parameter name -> shape; a tied parameter is listed once, under its first name."""
+    """Map the name of each parameter to its shape; a tied parameter is listed once, under its first name."""
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
 
 
@@ -255,7 +255,7 @@ def refuse_inner_readouts(params: Mapping[str, ParamWidth], target: nn.Module) -
 
 
 def _counts_heads(name: str, full: int, narrow: nn.Module, target: nn.Module) -> bool:
-    """Return whether a parameter's size is the number of heads of an enclosing module that has one head now."""
+    """Return whether `full` is the number of heads of a module around the parameter, which is 1 in the narrow model."""
     parts = name.split(".")[:-1]
     around = [".".join(parts[:depth]) for depth in range(len(parts) + 1)]
     return any(

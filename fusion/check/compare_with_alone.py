@@ -27,10 +27,12 @@ from fusion.structure.module_parts import copied, count_samples
 
 # Number of members that are compared.
 _MEMBERS = 3
-# Fused models add up sums in another order, so results differ by rounding. To estimate this difference, a member runs
-# alone `_TRIES` times. Each time, its weights are changed at random by about `_ROUNDINGS` times the rounding error.
+# A fused model adds numbers in another order than a member alone, so results differ by rounding. To estimate this
+# difference, a member runs alone `_TRIES` times. Each time, its weights are changed at random by about `_ROUNDINGS`
+# times the rounding error.
 _TRIES, _ROUNDINGS = 3, 30.0
-# Number of samples that are compared at once in float64, which takes twice the memory.
+# Least number of samples that are compared at once in float64, if the batch has as many. It is small, because float64
+# takes twice the memory.
 _SAMPLES = 16
 _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 _TF32 = 2.0**-10
@@ -40,9 +42,10 @@ def check_members(fused: FusedModel, objective: Objective, batch: Any) -> None:
     """Compare a forward and backward pass of a few fused members with the same pass of each member's own module.
 
     Both passes draw the same random numbers, and the model is left as it was. A difference is accepted if it is small
-    for the precision, or if it vanishes in float64. If the model does not run in float64, each member also runs alone
-    with weights that differ by a few rounding errors. A difference is then accepted if these weights change the
-    member's results about as much.
+    for the precision. If a larger difference is found, members are compared again in float64. If the model does not run
+    in float64, they are compared again in its own precision. In this second comparison, each member that still differs
+    also runs alone with weights that differ by a few rounding errors. A difference is accepted if these weights change
+    the member's results about as much.
 
     Raises:
         FusionMismatch: if a larger difference remains.
@@ -67,13 +70,13 @@ def check_members(fused: FusedModel, objective: Objective, batch: Any) -> None:
 def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any) -> None:
     """Compare the copy that `fuse` makes of a module with the module itself, because a copy may lose something.
 
-    An example is a function that holds a part of the module in its closure (`self.f = lambda x: self.layer(x)`). The
-    copied function still calls the layer of the original. The comparison is skipped if the module gives different
-    results when it runs twice.
+    For example, a function may hold a part of the module in its closure (`self.f = lambda x: self.layer(x)`). In the
+    copy, this function still calls the layer of the original. Differences are ignored if the module itself gives
+    different results when it is built and run twice.
 
     Raises:
         FusionMismatch: if results differ; the message names them. Also if the loss depends on a parameter in a plain
-            list or dict, because the copy has one without data there.
+            list or dict, because this parameter has no data in the copy.
     """
 
     def outcomes() -> tuple[MemberResults, MemberResults] | None:
@@ -84,14 +87,15 @@ def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any)
         except FusionMismatch:
             raise
         except Exception as error:
-            if "meta" in str(error):  # the copy used a tensor without data; the module itself has none
+            if "meta" in str(error):  # the copy used a tensor without data, which the module does not have
                 _check_no_loose_parameters(own)
-            return None  # the model itself fails: the caller has run it before, so it knows the error
+            return None  # leave errors of the module to the caller, which also runs the module without a copy
         if any(value.is_meta for value in copy.values.values()):
             _check_no_loose_parameters(own)
         return copy, alone
 
-    # Copy and module run the same operators on the same numbers, so rounding cannot explain a difference above 1 %.
+    # `differences` allows a relative difference of the square root of `eps`, here 1 %. Copy and module run the same
+    # operators on the same numbers, so rounding does not explain a larger difference.
     eps = 1e-4
     first = outcomes()
     what = differences(*first, eps, 1.0) if first else []
@@ -104,7 +108,7 @@ def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any)
 
 
 def _check_no_loose_parameters(module: nn.Module) -> None:
-    """Raise `FusionMismatch` if a plain attribute holds a parameter, because the copy has one without data there."""
+    """Raise `FusionMismatch` if a plain attribute holds a parameter, because it has no data in a copy of the module."""
     known = {id(parameter) for parameter in module.parameters()}
     where = next((where for where, tensor in loose_tensors(module) if id(tensor) in known), None)
     if where is not None:
@@ -177,7 +181,8 @@ def _fused(fused: FusedModel, chosen: Sequence[int], objective: Objective, batch
         result = fused.map(objective, copied(batch))
         values_K, counted = _values(result)
         gradients_K = _gradients(result, fused.stacked)
-        # If forward creates a buffer or an attribute, only the unfused modules have it.
+        # Read buffers and attributes from unfused modules, because these also have the ones that forward creates.
+        # Unfuse the members here, because the end of `restored` undoes the changes of forward.
         modules = {k: fused.unfuse(k) for k in chosen}
     return {
         k: MemberResults(
@@ -200,8 +205,8 @@ def _written(module: nn.Module, parameters: Iterable[str]) -> dict[str, Tensor]:
 def _drawing_alike(module: nn.Module) -> AbstractContextManager[Any]:
     """Return a context in which a module in training mode draws random numbers in the order of fused members.
 
-    In evaluation mode the context does nothing, because a module then draws no numbers. Intercepting its calls would
-    only make torch take other code paths.
+    In evaluation mode the context does nothing, because a module then draws no numbers. A context that intercepts the
+    module's calls would only make torch take other code paths.
     """
     return ChannelsFirst() if module.training else nullcontext()
 
@@ -264,7 +269,7 @@ def restored(fused: FusedModel) -> Iterator[None]:
     parameters = {name: tensor for name in fused.written if (tensor := fused.own.get(name)) is not None}
     values = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     streams = fused.streams
-    # `fused.seed` cannot be used here, because it would restart the members' own streams.
+    # Replace the streams. A call of `fused.seed` would instead restart the members' own streams.
     fused.streams = Streams(fused.K, range(fused.K))
     with preserved_generators():
         try:
@@ -319,13 +324,16 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def _coarseness(fused: FusedModel) -> float:
-    """Return the relative rounding error of TF32 if CUDA may compute in it; 0 otherwise. Dtypes do not show TF32."""
+    """Return the relative rounding error of TF32 if CUDA may compute in TF32; 0 otherwise.
+
+    `_Precisions` cannot see TF32, because results that are computed in TF32 have the dtype float32.
+    """
     first = next(iter(fused.parameters()), torch.empty(0))
     if first.device.type != "cuda" or first.dtype == torch.float64:
         return 0.0
     try:
         fast = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
-    except RuntimeError:  # TF32 was set by torch's newer names; torch then refuses to read the old ones
+    except RuntimeError:  # if TF32 was set by torch's newer names, torch refuses to read the old ones
         fast = True
     return _TF32 if fast else 0.0
 
@@ -351,9 +359,10 @@ class _Precisions(TorchDispatchMode):
 
 
 def _moved(own: nn.Module, eps: float) -> nn.Module:
-    """Change each weight at random by about `_ROUNDINGS` rounding errors. In half precision, they are fewer.
+    """Change each weight at random by about `_ROUNDINGS` rounding errors.
 
-    A rounding error is the larger of `eps` and the machine epsilon of the weight's dtype, times the weight.
+    The relative rounding error is `eps` or the machine epsilon of the weight's dtype, whichever is larger. The relative
+    change is limited to the square root of this error, which matters in bfloat16.
     """
     with torch.no_grad():
         for p in own.parameters():

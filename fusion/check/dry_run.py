@@ -37,7 +37,7 @@ class Obstacle:
 
     Attributes:
         module: Path and type of the innermost module that was running, e.g. "encoder.2 (Router)"; empty if none ran.
-        location: "file:line" of the obstacle; empty if the error arose in the backward pass, or there was no error.
+        location: "file:line" of the obstacle; empty if the error arose in the backward pass, or if no line raised one.
         code: The source code of that line.
         reason: An explanation of torch's error message if the message is a known one; otherwise the message itself.
     """
@@ -60,7 +60,7 @@ class SharedDraws(RuntimeError):
 class CountsPadding(RuntimeError):
     """Raised if results in evaluation depend on the padding of an `nn.TransformerEncoder`.
 
-    A member alone sets padded outputs to zero there; a fused one does not.
+    The encoder of a member alone sets padded outputs to zero; the encoder of a fused model does not.
     """
 
 
@@ -77,12 +77,12 @@ def dry_run(
 
     If vmap cannot follow the model, the dry run warns and sets `fused.one_by_one`. The members then train one after
     another, with the same results. Reasons are `.item()`, control flow that depends on data, an operator that vmap
-    does not know, and random numbers of Python or NumPy. A single member is never vmapped, so it always passes. Try
-    again when others have joined it.
+    does not know, and random numbers of Python or NumPy. A single member is never vmapped, so it always passes. Call
+    `dry_run` again after other members have joined the model.
 
     Args:
         objective: The function that `fused.map` will be called with.
-        compare: If True, compare the results of a few fused members with those of each member's own module. Results
+        compare: If True, compare the results of a few fused members with the results of each member's own module. These
             are losses, other values that the objective returns, gradients, buffers and plain attributes. If False, skip
             this check.
         written: Names of the parameters that the objective writes to. An earlier dry run of the same objective stores
@@ -121,13 +121,14 @@ def dry_run(
 def _check_modes(fused: FusedModel) -> None:
     """Raise `FusionMismatch` if the model's `train()` writes to tensors.
 
-    A fused model calls `train()` of its template, whose tensors have no data.
+    A fused model calls `train()` of its template only. The template's tensors have no data, so the write would be lost.
     """
     if all(type(part).train is nn.Module.train for part in fused.template.modules()):
         return
     own = fused.unfuse(0)
     with torch.no_grad(), preserved_generators():
-        for p in own.parameters():  # merging an adapter of zeros changes nothing, so it would go unnoticed
+        # Change all weights at random. Otherwise, merging an adapter of zeros would change nothing.
+        for p in own.parameters():
             p.copy_(torch.randn_like(p)) if p.is_floating_point() else None
     for mode in (not own.training, own.training):
         before = {name: tensor.detach().clone() for name, tensor in named_tensors(own).items()}
@@ -151,8 +152,8 @@ def _written(fused: FusedModel, objective: Objective, batch: Any) -> frozenset[s
             count, although torch does not track them.
     """
     own = fused.unfuse(0)
-    # Change all weights at random, zeros included. If a write stored equal values, such as the average of two equal
-    # weights, it would go unnoticed.
+    # Change all weights at random, zeros included, because a write is noticed only if it changes a value. The average
+    # of two equal weights, for example, would change nothing.
     with torch.no_grad(), preserved_generators():
         for p in (p for p in own.parameters() if p.is_floating_point()):
             noise = 0.1 * torch.rand(p.shape, device=p.device)
@@ -194,7 +195,7 @@ def _check_apart(before: Mapping[str, int], after: Mapping[str, int]) -> None:
 def _find_obstacle(fused: FusedModel, objective: Objective, batch: Any, own_data: bool, first: Any) -> Obstacle | None:
     failure = _attempt(fused, objective, batch, own_data)
     if failure and fused.common.bufs():
-        # Buffers that were equal in all members are held once. Forward may write to one, so give each member its own.
+        # All members share the buffers that were equal in them. Forward may write to one, so give each member its own.
         fused.part_buffers()
         failure = _attempt(fused, objective, batch, own_data)
     failure = failure or _fails_in_evaluation(fused, objective, batch, own_data, first)
@@ -213,9 +214,9 @@ def _find_obstacle(fused: FusedModel, objective: Objective, batch: Any, own_data
 def _fails_in_evaluation(
     fused: FusedModel, objective: Objective, batch: Any, own_data: bool, first: Any
 ) -> Exception | None:
-    """Return the error of a forward pass in evaluation mode if members fail together but not one after another.
+    """Return the error of a forward pass in evaluation mode that fails for all members at once, but not one by one.
 
-    Return None otherwise.
+    Return None if there is no such error.
     """
     if fused.K == 1:
         return None
@@ -262,7 +263,8 @@ def _attempt(fused: FusedModel, objective: Objective, batch: Any, own_data: bool
                 return SharedDraws("it draws from a generator that all share, such as Python's or NumPy's")
             losses = [t.sum() for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]
             trainable = [p for p in fused.stacked.values() if p.requires_grad]
-            if losses and torch.is_grad_enabled():  # not in evaluation, even if the objective enables gradients
+            # Skip the backward pass in evaluation, even if the objective enables gradients.
+            if losses and torch.is_grad_enabled():
                 torch.autograd.grad(losses, trainable, allow_unused=True)
         except Exception as error:
             if is_out_of_memory(error):

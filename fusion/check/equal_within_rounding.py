@@ -12,11 +12,11 @@ from torch import Tensor
 # A fused member may differ from the member alone by up to `_SLACK` times the change that slightly changed weights cause
 # in the member alone.
 _SLACK = 4.0
-# Number of examples that metrics such as accuracy may count differently. If the scores of two classes are nearly
-# equal, rounding decides between them.
+# Number of examples that a metric such as accuracy may count differently. If a model gives two classes nearly equal
+# scores, rounding decides which class it predicts.
 JUMPS = 2
-# Differences are relative to the size of a result. A gradient that would be zero without rounding has no size of its
-# own, so the size of a gradient counts as at least 1 % of the largest gradient.
+# Differences are relative to the size of a result. A gradient that should be zero consists of rounding errors alone.
+# The size of a gradient therefore counts as at least 1 % of the largest gradient's size.
 _LEAST_SHARE = 0.01
 
 
@@ -63,8 +63,8 @@ def differences(together: MemberResults, alone: MemberResults, eps: float, jump:
 def explained(name: str, together: MemberResults, alone: MemberResults, tries: Sequence[MemberResults]) -> bool:
     """Return whether rounding explains that the result `name` differs.
 
-    It does if the result changes about as much in `tries`, which are runs of the member alone with slightly changed
-    weights.
+    Rounding explains it if the result changes about as much in `tries`. These are runs of the member alone with
+    slightly changed weights.
     """
     if name in alone.attributes:
         return False
@@ -76,7 +76,7 @@ def explained(name: str, together: MemberResults, alone: MemberResults, tries: S
 def _distance(a: Tensor, b: Tensor) -> float:
     """Return the largest absolute difference of two tensors.
 
-    Return 0 if both have values that are not finite, and infinity if only one has, or the shapes differ.
+    If both tensors have values that are not finite, return 0. If only one has, or the shapes differ, return infinity.
     """
     if a.shape != b.shape:
         return float("inf")
@@ -92,7 +92,7 @@ def _size(value: Tensor) -> float:
     """Return the largest finite absolute value."""
     value = _dense(value)
     finite = value[value.isfinite()]
-    # Booleans have no absolute value.
+    # Use booleans as they are, because torch has no `abs` for them.
     return float((finite if finite.dtype == torch.bool else finite.abs()).max()) if finite.numel() else 0.0
 
 
@@ -109,7 +109,8 @@ def _same(value: Any, other: Any) -> bool:
 def _tolerance(value: Tensor, eps: float) -> float:
     """Return the allowed relative difference: the square root of the rounding error, so that half of the digits agree.
 
-    Rounding errors add up over layers, but real faults are seldom this small. Integers must be equal.
+    The tolerance is large, because rounding errors add up over layers. Real faults are seldom this small. Integers must
+    be equal.
     """
     if not (value.is_floating_point() or value.is_complex()):
         return 0.0

@@ -41,7 +41,8 @@ def avoiding_kernels(template: nn.Module, tensors: Iterable[Tensor], vmapped: bo
 
 
 _LOCK = threading.Lock()
-_were_on: list[bool] = []  # torch's setting before, once for each open `without_fast_attention`
+# One entry for each open `without_fast_attention` block of any thread: torch's setting before the first of them.
+_were_on: list[bool] = []
 
 
 @contextmanager

@@ -13,16 +13,16 @@ from torch.utils import checkpoint
 
 _NEW, _OLD = "_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator"
 _WITHOUT_REENTRANT = _NEW if hasattr(checkpoint, _NEW) else _OLD
-"""Name of torch's generator for `use_reentrant=False`. Torch 2.14 calls a function of another name.
+"""Name of torch's generator for `use_reentrant=False`: `_NEW` from torch 2.14 on, `_OLD` before.
 
-If a later torch has none of these names, checkpointing stays on, and the dry run of a fused model that has it says so.
+If a later torch has neither name, checkpointing stays on, and the dry run of a fused model with checkpointing says so.
 """
 
 
 class _KeptReentrant:
     """Replaces the autograd function of `use_reentrant=True`.
 
-    As torch does, it records gradients only if an argument needs them.
+    Like torch's function, it records gradients only if an argument needs them.
     """
 
     @staticmethod
@@ -35,7 +35,7 @@ class _KeptReentrant:
 
 
 def _kept(*args: Any, **kwargs: Any) -> Iterator[None]:
-    """Stand in for the generator that torch runs around the function's call if `use_reentrant` is False."""
+    """Replace the generator that torch runs around a checkpointed function if `use_reentrant` is False."""
     if _here.depth:
         return iter([None])
     found: Iterator[None] = _torchs[_WITHOUT_REENTRANT](*args, **kwargs)

@@ -54,20 +54,20 @@ def at_once(
 ) -> tuple[Any, Mapping[str, Tensor]]:
     """Evaluate all members by one call under vmap; evaluate a single member by a plain call.
 
-    If `one` writes into buffers, it writes into `tensors`, [K, ...] each.
+    If `one` writes into buffers, the writes reach `tensors`, which are [K, ...] each.
     """
     if K == 1:
         return _alone(one, tensors, streams, rows_K)
     scalars_K = settings.like(tensors.values())
     values = [value.tolist() for value in settings.values_K.values()]
-    # vmap needs at least one tensor to run over, but a module may have none.
+    # Let vmap also run over an index, because it needs at least one tensor, and a module may have none.
     index_K = torch.arange(K)
     mode = folded(streams)
 
     def each(tensors: Mapping[str, Tensor], scalars: Mapping[str, Tensor], _: Tensor, rows: list[Tensor]) -> Any:
         with PlainFloats(scalars.values(), values, streams) if scalars else nullcontext():
             result, rebound = one(tensors, scalars, rows)
-        # If members wrote different values into a tensor that they created together, each gets its own.
+        # If members wrote different values into a tensor that they created together, return each member's own values.
         result, rebound = tree_map(mode.of_each, (result, dict(rebound)))
         return tree_map(_as_tensor, result), rebound
 
@@ -106,7 +106,8 @@ def in_turn(
 
     Args:
         parameters: [K, ...] each.
-        buffers: [K, ...] each. Each call gets copies; the returned buffers have all of them.
+        buffers: [K, ...] each. Each call works on copies. The returned buffers are stacked from these copies, or from
+            the tensors by which a call replaced them.
         on_gradient: Called in the backward pass as `on_gradient(name, k)` when a parameter of member k gets a gradient.
     """
     parts = {name: _Rows.apply(parameter) for name, parameter in parameters.items()}  # type: ignore[no-untyped-call]
@@ -116,7 +117,8 @@ def in_turn(
         for name, parameter in own.items():
             if parameter.requires_grad:
                 parameter.register_hook(partial(_reached, on_gradient, name, k))
-        # Copy the buffers. If one member writes into its copy, tensors for another's backward pass stay valid.
+        # Copy the buffers. Otherwise, autograd would take a member's write for a write to all members, and refuse the
+        # backward passes of the others.
         copies = {name: buffer[k].clone() for name, buffer in buffers.items()}
         scalars = {path: value.tolist()[k] for path, value in settings.values_K.items()}
         with streams.drawn_from(k):
@@ -130,8 +132,9 @@ def in_turn(
 class _Rows(torch.autograd.Function):
     """Splits [K, ...] into K tensors that share its memory, with one backward node.
 
-    Indexing would instead make a gradient of size [K, ...] for each member. For autograd the K tensors are not views,
-    because autograd forbids writes into such views. A module may write, for example an embedding with `max_norm`.
+    Indexing would instead make a gradient of size [K, ...] for each member. The K tensors are made so that autograd
+    does not take them for views, because it forbids writes into such views. A module may write, for example an
+    embedding with `max_norm`.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Micro-batches: a batch is split into parts that fit memory. Their gradients add up to those of the whole batch."""
+"""Micro-batches: a batch is split into parts that fit memory. Their gradients add up to the gradients of the batch."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ Means = Mapping[str, Tensor]
 
 If a mean is over other items than the samples, such as targets that are not ignored, the mapping also has its weight.
 This is the number of averaged items, or the sum of their weights. The key "weight" holds the weight of all means, and
-"weight/loss" that of "loss" alone. A mean of weight 0 does not count, even if it is NaN.
+"weight/loss" the weight of "loss" alone. A mean of weight 0 does not count, even if it is NaN.
 """
 
 WEIGHT = "weight"
 
 
 def is_weight(name: str) -> bool:
-    """Return whether `name` is the key of a weight rather than that of a mean."""
+    """Return whether `name` is the key of a weight, not the key of a mean."""
     return name == WEIGHT or name.startswith(f"{WEIGHT}/")
 
 
 def weight_of(means: Means, name: str) -> Tensor | None:
     """Return the weight of the mean `name`; None if the mean is weighted by the number of samples."""
     own = means.get(f"{WEIGHT}/{name}", means.get(WEIGHT))
-    return None if own is None else own.detach().to(means[name].device)  # a weight is often made on the host
+    return None if own is None else own.detach().to(means[name].device)  # objectives often make weights on the CPU
 
 
 class Sums:
@@ -74,7 +74,8 @@ def split(batch: Any, parts: int) -> list[Any]:
     Args:
         batch: Tensors whose first axis is the samples, in any nesting of tuples, lists, dicts and objects
             (`look_into`). Tensors without axes, and all other values, go into every part.
-        parts: At least 1. With 1, any batch is returned as it is. If there are fewer samples, there are fewer parts.
+        parts: At least 1. With 1, any batch is returned as it is. If there are fewer samples than parts, each part has
+            one sample.
 
     Raises:
         ValueError: if `parts` is below 1. Also if `parts` is above 1 and the batch has no tensors, or tensors with
@@ -95,7 +96,7 @@ def split(batch: Any, parts: int) -> list[Any]:
 def can_be_split(batch: Any) -> bool:
     """Return whether all tensors of a batch have the same length, which then counts as the number of samples.
 
-    Batches of graphs, boxes or sequences have several lengths, so it is unknown which rows belong to which sample.
+    Batches of graphs, boxes or sequences have several lengths. Nothing then tells which rows belong to which sample.
     """
     return len(_sizes(batch)) == 1
 
@@ -116,7 +117,7 @@ def backward(
     with BatchNorm in training mode, which normalizes each part by itself.
 
     Args:
-        objective: Maps a batch to its means; the gradients are those of "loss".
+        objective: Maps a batch to its means. The gradients of the mean "loss" are computed.
         batch: See `split`.
         weight: Factor of a loss that is a mean over the samples. If the loss has its own weight in `Means`, and there
             are several parts or `over_ranks`, only a factor of 0 has an effect: the gradients are then 0.
@@ -142,7 +143,8 @@ def backward(
             if own is not None:
                 own = own.to(torch.promote_types(loss.dtype, torch.float32)) if weight else torch.zeros_like(loss)
                 seen = own if seen is None else seen + own
-                # The weight of the whole batch is known only after its last part.
+                # The weight of the whole batch is known only at its last part. Until then, divide by `unit`, a guess.
+                # At the last part, correct the gradients so far by the factor `unit / total`.
                 unit = _or_one(own * len(pieces)) if unit is None else unit
                 total = unit if not last else _or_one(seen if over_ranks is None else over_ranks(seen))
                 if last and i > 1:
@@ -186,7 +188,7 @@ class _Whole:
         for means, size in zip(self.parts, self.sizes):
             sums.add(means, size)
         weights = {name: sum((part[name] for part in more), first[name]) for name in first if is_weight(name)}
-        means = sums.means()  # also of integers and booleans, whose means stay float64
+        means = sums.means()  # means of integers and booleans stay float64
         floats = {name: mean.to(first[name].dtype) for name, mean in means.items() if first[name].is_floating_point()}
         return means | floats | weights
 

@@ -39,7 +39,7 @@ class Settings:
 
     def __init__(self, members: Sequence[Mapping[str, FloatSlot]]) -> None:
         values = {path: [float(slots[path].get()) for slots in members] for path in members[0]}
-        # Floats are compared by their bits: 0.0 and -0.0 give different results, and NaN counts as equal to NaN.
+        # Compare floats by `float.hex`, because 0.0 and -0.0 give different results, and NaN must equal NaN.
         differing = {path: value for path, value in values.items() if len(set(map(float.hex, value))) > 1}
         self._slots = {path: members[0][path] for path in differing}
         self.values_K = {path: torch.tensor(value, dtype=torch.float64) for path, value in differing.items()}
@@ -54,8 +54,8 @@ class Settings:
         scalars_K = {path: value.to(first.device, dtype, copy=True) for path, value in self.values_K.items()}
         for path, scalar_K in scalars_K.items():
             vars(scalar_K)["numbers"] = self.values_K[path].tolist()
-        # Copy to the device only once, so that later steps do not wait. Tensors made in inference mode are not kept,
-        # because training cannot use them.
+        # Keep the copies on the device, so that later steps do not wait for new ones. Do not keep tensors that were
+        # made in inference mode, because training cannot use them.
         if not torch.is_inference_mode_enabled():
             self._copies[first.device, dtype] = scalars_K
         return scalars_K
@@ -145,7 +145,7 @@ class PlainFloats(TorchFunctionMode):
         if _agree(values):
             return values[0]
         if {*map(type, values)} not in ({int}, {float}):
-            return function(*args, **kwargs)  # this raises an error of torch that explains the cause
+            return function(*args, **kwargs)  # the tensor makes torch raise an error that explains the cause
         dtype = self._dtype if isinstance(values[0], float) else torch.int64
         written = tuple(float(value).hex() for value in values)
         result = fold(lambda K, x: Member(_stacked(written, dtype, x.value.device), 0), (first,), {})
@@ -170,13 +170,13 @@ class PlainFloats(TorchFunctionMode):
             self._values[id(result)] = [function(*row) for row in rows]
         except (ArithmeticError, TypeError):
             return
-        self._computed.append(result)  # keeps it alive, so that no other object gets its id
+        self._computed.append(result)  # keep `result` alive, so that no other object gets its id
 
 
 _COMPARISONS: dict[str, Callable[..., Any]] = {
     name: getattr(operator, name) for name in ("eq", "ne", "gt", "ge", "lt", "le")
 }
-# For `s > x`, torch calls `gt` or `__gt__`, depending on the operator and on torch's version.
+# Both names are listed: for `s > x`, torch calls `gt` or `__gt__`, depending on the operator and on torch's version.
 _DECISIONS: dict[Any, Callable[..., Any]] = {
     Tensor.__bool__: bool,
     Tensor.__int__: int,

@@ -27,7 +27,7 @@ class Capture(Protocol):
         """Run a step; return its result, and a function that runs the step's operators again on the same tensors.
 
         Args:
-            step: It must not read values from the device, see `Trace`.
+            step: A step that reads no values from the device. `Trace` detects such reads.
             generators: Generators that the step draws from, besides the device's default one. Each replay draws the
                 next numbers from each generator.
 
@@ -72,33 +72,34 @@ class CudaGraphs:
         gc.disable()  # the collector might free memory that must not be freed during a capture
         with torch.cuda.device(self._device):
             try:
-                # By default, an allocation in any other thread, such as a data loader's, would spoil the capture.
+                # Use "thread_local". By default, the capture would fail if any other thread, such as a data loader's,
+                # allocates memory.
                 capture = torch.cuda.graph(graph, pool, self._stream, "thread_local")
                 with exchanged(_by_reference), capture:
                     result = step()
             except BaseException:
                 self._leave(pool)
-                for generator, state in states.items():  # the present states still wait for the capture to end
+                for generator, state in states.items():  # the present states wait for a capture that will never end
                     generator.graphsafe_set_state(state)
                 raise
             finally:
-                torch.cuda.set_stream(here)  # a failed capture leaves its stream set
+                torch.cuda.set_stream(here)  # a failed capture would leave its own stream set
                 if collects:
                     gc.enable()
             graph.replay()
         return result, graph.replay
 
     def _leave(self, pool: Any) -> None:
-        """Tell torch's allocator that a capture has failed, because torch does not do so if CUDA ended the capture."""
+        """Tell torch's allocator that a capture has failed. Torch does not tell it if CUDA ended the capture."""
         index = torch.cuda.current_device()
-        with suppress(RuntimeError):  # the allocator knows already
+        with suppress(RuntimeError):  # raised if the allocator already knows
             torch._C._cuda_endAllocateToPool(index, pool)
             torch._C._cuda_releasePool(index, pool)
 
 
 @cache
 def _stream_of(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream of all recordings on a device. Libraries keep a workspace per stream, so one is enough."""
+    """Return the stream of all recordings on a device. There is only one, because libraries keep memory per stream."""
     return torch.cuda.Stream(device)
 
 

@@ -55,8 +55,8 @@ class Inductor:
 
         First the step and the compiled code each compute two steps in a row from the same state. They must return the
         same results up to rounding; the second result also depends on the first update. Weights are not compared,
-        because they may differ by more if a gradient is only a rounding error, such as that of a bias before batch
-        normalization.
+        because they may differ by more if a gradient is only a rounding error. The gradient of a bias before batch
+        normalization is an example.
 
         Raises:
             RuntimeError: if the step draws random numbers, because compiled code would draw other ones. Also if the
@@ -75,7 +75,7 @@ class Inductor:
             graph, inputs = _graph(tape.calls, found, made), [of.whole for of in found]
             given: list[Any] = list(inputs)
             with torch.no_grad(), torch._inductor.config.patch(compile_threads=1), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's warnings about its own code
+                warnings.simplefilter("ignore")  # torch warns about its own code
                 compiled = torch._inductor.compile(graph, given)
             expected = [*map(torch.clone, made), *_tensors(step())]
             tape.undo()
@@ -125,7 +125,7 @@ class _Tape(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "profiler":  # a mark of torch's optimizers for profilers, which computes nothing
+        if func.namespace == "profiler":  # torch's optimizers call it to mark their steps; it computes nothing
             return func(*args, **kwargs)
         for leaf in _tensors((args, kwargs)):
             if (place := place_of(leaf)) not in self._made and place not in self.found:

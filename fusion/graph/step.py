@@ -162,7 +162,7 @@ class GraphedStep:
         return (model.training, *changes, optimizer.changes if optimizer else 0)
 
     def _refuses(self, leaves: Sequence[Any]) -> str:
-        """Return a reason, known before the step runs, why it cannot be recorded; empty if there is none."""
+        """Return the reason why the step cannot be recorded, if its batch or the model shows one; else ""."""
         model = self._model
         if isinstance(model, FusedModel) and model.one_by_one and model.K > 1:
             return "its members train one after another"
@@ -180,8 +180,8 @@ class GraphedStep:
         assert self._capture is not None
         known = next((form for form in self._forms if form.is_like(spec, leaves)), None)
         if known is None or not self._stood:
-            # The first step creates tensors that later steps reuse, such as the optimizer's state. A recording needs
-            # them, so this step is not compared with its trace.
+            # Do not trace the first step. It may create tensors that later steps reuse, such as the optimizer's state.
+            # Its operators then differ from those of later steps.
             result = self._capture.aside(lambda: self._step(batch))
             if known is None:
                 self._forms = [*self._forms[1 - _MOST_FORMS :], _Form(spec, list(map(_form_of, leaves)))]
@@ -198,7 +198,7 @@ class GraphedStep:
             self._refuse(_told(error))
             return self._step(batch)
         self._recorded, self._forms = known, []
-        return copied(known.result)  # the next replay overwrites the result itself
+        return copied(known.result)  # a copy, because the next replay overwrites the result
 
     def _looked_at(self, form: _Form) -> Any:
         """Run a step as written, on the recording's stream, and compare its operators with the last traced step's."""
@@ -208,7 +208,7 @@ class GraphedStep:
         attributes, states = plain_attributes(module), states_beyond_torch()
         with Trace(self._device, form.trace) as trace:
             result = self._capture.aside(partial(self._run, form))
-        # With one member, a step draws from the member's own generators, so those of Python show no change.
+        # A single member has its own states of Python's and NumPy's generators, so the global states do not change.
         draws = isinstance(model, FusedModel) and model.K == 1 and model.streams.draw_beyond_torch
         if obstacle := trace.finish():
             self._refuse(obstacle)
@@ -270,7 +270,7 @@ def _changed(module: nn.Module, before: list[dict[str, Any]]) -> str:
 
 
 def _told(error: BaseException) -> str:
-    """Describe the error that made a capture fail, rather than a later error that only says that it failed."""
+    """Describe the error that made a capture fail. Later errors only say that the capture failed."""
     while error.__context__ is not None:
         error = error.__context__
     return f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -44,7 +44,7 @@ class Trace(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "profiler":  # a mark of torch's optimizers for profilers, which computes nothing
+        if func.namespace == "profiler":  # torch's optimizers call it to mark their steps; it computes nothing
             return func(*args, **kwargs)
         given = tree_leaves((args, kwargs))
         literal = func is _LITERAL
@@ -76,10 +76,10 @@ class Trace(TorchDispatchMode):
             return id(leaf)
         if isinstance(leaf, torch.ScriptObject):
             return type(leaf)
-        if isinstance(leaf, torch.UntypedStorage):  # under autocast, an LSTM's weights become views of one storage
+        if isinstance(leaf, torch.UntypedStorage):  # under autocast, an operator takes the storage of an LSTM's weights
             return ("made", self._made[leaf._cdata]) if leaf._cdata in self._made else ("found", leaf._cdata)
         if not isinstance(leaf, Tensor):
-            return leaf if leaf == leaf else repr(leaf)  # NaN differs from itself
+            return leaf if leaf == leaf else repr(leaf)  # NaN differs from itself, but its text does not
         form = (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.storage_offset())
         place = place_of(leaf)
         if place in self._made:
@@ -88,7 +88,10 @@ class Trace(TorchDispatchMode):
         return (*form, "number", str(leaf.item())) if self._is_number(leaf) else (*form, "found", place)
 
     def _value(self, leaf: Any) -> Any:
-        """Return the dtype and values of a CPU tensor that `torch.tensor` made; no operator has them as arguments."""
+        """Return the dtype and values of a CPU tensor that `torch.tensor` made, because no argument shows them.
+
+        Return None for all other values.
+        """
         return (leaf.dtype, str(leaf.tolist())) if isinstance(leaf, Tensor) and leaf.device.type == "cpu" else None
 
     def _is_number(self, tensor: Tensor) -> bool:
@@ -126,7 +129,7 @@ class Trace(TorchDispatchMode):
 _ATTENTION = "aten::_scaled_dot_product"
 """Prefix of the names of attention operators, which return the seed and the offset of their dropout.
 
-These are on the device while a step is recorded, and on the host otherwise.
+Seed and offset are on the device while a step is recorded, and on the host otherwise, so they are no obstacle.
 """
 
 _LITERAL = torch.ops.aten.lift_fresh.default

@@ -25,7 +25,7 @@ ONE_PASS = ("sgd", "adam", "adamw")
 """Optimizers for which torch has fused kernels, which pass over memory once."""
 
 SCHEDULE_FREE = ("schedule_free_adamw", "schedule_free_sgd")
-"""Optimizers that train one set of weights, and evaluate an average of them."""
+"""Optimizers that train one sequence of weights, and evaluate a weighted average of this sequence."""
 
 VECTORIZED = (
     *(*ONE_PASS, "adafactor", "adamax", "lion", "muon", "nadam", "prodigy", "radam", "rmsprop"),
@@ -67,7 +67,8 @@ class Key:
         reader: The part of the library that reads the key.
         default: Value if the key is left out; None for `lr`, which must be given.
         under: Name of another key that decides whether this key is read; None if it is always read.
-        defaults: Maps each value of the key `under` with which this key is read to the default of this key.
+        defaults: `defaults[value]` is the default of this key if the key `under` has this value. If the value is
+            missing here, this key is not read.
     """
 
     kind: Callable[[Any], Any]
@@ -82,7 +83,7 @@ class Key:
 def _schedule(value: Any) -> bool:
     if isinstance(value, str):
         return value in SCHEDULES
-    # A callable object must be hashable, because `Key.defaults` is a dict with such values as its keys.
+    # A callable object must be hashable, because `is_read` looks it up in the dict `Key.defaults`.
     return isinstance(value, Hashable) and takes(value, 0, 1)
 
 
@@ -198,8 +199,8 @@ KEYS: Mapping[str, Key] = {
 }
 """All keys. Optimizers of torch and the step schedule have torch's defaults, except for `adjust_lr_fn`.
 
-Lion has the defaults of its paper (Chen et al. 2023, arXiv:2302.06675, Algorithm 2), Prodigy those of prodigyopt, and
-the Schedule-Free optimizers those of schedulefree.
+Lion has the defaults of its paper (Chen et al. 2023, arXiv:2302.06675, Algorithm 2). Prodigy has the defaults of
+prodigyopt, and the Schedule-Free optimizers have the defaults of schedulefree.
 
 With `match_rms_adamw`, Muon's updates are as large as AdamW's, so that one `lr` suits both (Liu et al. 2025,
 arXiv:2502.16982).

@@ -42,10 +42,10 @@ def keys_of(setting: str, part: str) -> list[str]:
 
 
 def configs_of_parts(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the settings of each part that has its own optimizer, and under "" those of the rest of the model.
+    """Return the settings of each part that has its own optimizer, and under "" the settings of the rest of the model.
 
-    A part has its own optimizer if it has any key other than `lr.PART`, which only multiplies the learning rate. A
-    setting without a key is taken from the enclosing part, or from the model.
+    A part has its own optimizer if `config` has a key for it other than `lr.PART`, which only multiplies the learning
+    rate. If a part has no key for a setting, the setting is taken from the enclosing part, or from the model.
 
     >>> configs_of_parts({"lr": 0.1, "beta1": 0.5, "optimizer.head": "adam", "lr.head": 1.0})
     {'': {'lr': 0.1, 'beta1': 0.5}, 'head': {'lr': 1.0, 'beta1': 0.5, 'optimizer': 'adam'}}
@@ -74,7 +74,7 @@ def part_of(name: str, parts: Iterable[str]) -> str:
 
 
 def names_of_parts(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the names of the parameters that each part's optimizer updates; those of the rest are under "".
+    """Return the names of the parameters that each part's optimizer updates; the rest is under "".
 
     Args:
         names: Names of the model's parameters.
@@ -98,9 +98,9 @@ def names_of_parts(config: Mapping[str, Any], names: Iterable[str]) -> dict[str,
 
 
 def optimizer_names(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of a configuration's optimizers: first that of the model, then those of parts with their own."""
+    """Return the names of a configuration's optimizers: first the model's, then one for each part that has its own."""
     configs = configs_of_parts(config)
-    return tuple(optimizer_name(configs[part]) for part in sorted(configs))  # "", the model, comes first
+    return tuple(optimizer_name(configs[part]) for part in sorted(configs))  # "", for the model, sorts first
 
 
 def lr_factors(config: Mapping[str, Any], names: Iterable[str], matrices: Container[str] = ()) -> dict[str, float]:

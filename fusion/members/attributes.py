@@ -107,7 +107,8 @@ def check_same_state(module: nn.Module, other: nn.Module, but: Iterable[Attribut
             if name == "training" or not isinstance(value, _PLAIN) or isinstance(value, float):
                 continue
             theirs = vars(twin).get(name, _ABSENT)
-            # Allow a flag that only one module has: the first run may set it, for example when it registers hooks.
+            # Allow a flag that only one module has. The first run of a module may set it, for example when the module
+            # registers hooks, and the other module may not have run yet.
             set_up = isinstance(value, bool) and theirs is _ABSENT
             if not set_up and (i, "", name) not in left_out and value != (None if theirs is _ABSENT else theirs):
                 where = f"{path}.{name}" if path else name
@@ -121,7 +122,8 @@ def follow(source: nn.Module, target: nn.Module, own: set[tuple[int, Any]], befo
     Args:
         source: The template.
         target: A module of the same structure.
-        own: (id of an owner in `source`, attribute or key) of each float in which members differ. It stays as it is.
+        own: (id of an owner in `source`, attribute or key) of each float in which members differ. In `target`, these
+            floats stay as they are.
         before: A snapshot of `source` from the last time that `target` caught up.
     """
     if source is target:
@@ -150,7 +152,7 @@ def _follow_dict(ours: dict[Any, Any], theirs: dict[Any, Any], own: set[tuple[in
 def _follow_hooks(
     ours: dict[Any, Any], before: Mapping[Any, Any], now: Mapping[Any, Any], memo: dict[int, Any]
 ) -> None:
-    """Repeat in the hooks `ours` of a module the changes from `before` to `now` of another module's hooks.
+    """Change the hooks `ours` of a module in the same way as another module's hooks changed from `before` to `now`.
 
     Before the changes, `ours` are copies of the hooks in `before`, in the same order.
     """

@@ -141,7 +141,7 @@ class StackedTensors(nn.Module):
             chosen = member_indices(members, len(next(iter(own.values()))), "members")
             state |= {name: member_rows(tensor, chosen) for name, tensor in own.items()}
         for name, parameter in self.stacked.items():
-            if parameter.requires_grad and f"common.{name}" in state:  # was frozen when saved, and is trained now
+            if parameter.requires_grad and f"common.{name}" in state:  # trained now, but frozen when saved
                 held = state.pop(f"common.{name}")
                 state[f"own.{name}"] = held.expand(self.K, *held.shape).clone()
         for name in self.shared:
@@ -177,7 +177,7 @@ class StackedTensors(nn.Module):
     def diverged(self) -> list[int]:
         """Return the indices of members with an infinite or NaN value in a parameter or floating-point buffer.
 
-        A diverged member does not affect the others. It can stay, or `keep` can drop it.
+        A diverged member does not affect other members. It can stay, or `keep` can drop it.
         """
         tensors = [t.detach() for t in (*self.stacked.values(), *self.stacked_buffers.values())]
         numbers = [t for t in tensors if t.is_floating_point() or t.is_complex()]
@@ -201,7 +201,7 @@ class StackedTensors(nn.Module):
         self._collect_floats()
 
     def _collect_floats(self) -> None:
-        """Collect the members' floats as vectors. If there are any, count a change: recorded steps are outdated."""
+        """Collect the members' floats as vectors. If there are any, recorded steps are outdated: count a change."""
         self._caught_up = snapshot(self.template)
         before, self._settings = self._settings.values_K, Settings([member.floats for member in self._members])
         if before or self._settings.values_K:
@@ -238,7 +238,7 @@ class StackedTensors(nn.Module):
         self._collect_floats()
 
     def _catch_up(self, indices: Iterable[int]) -> None:
-        """Repeat the template's later changes, such as those of its mode or hooks, in these members' modules."""
+        """Repeat in these members' modules the changes of the template since `_caught_up`, such as of mode or hooks."""
         self._part_values()
         own = self._settings.places()
         for k in indices:
@@ -295,7 +295,7 @@ class FusedModel(StackedTensors):
 
     Attributes:
         streams: Generators of each member's random numbers, see `seed`.
-        changes: Number of times that tensors were replaced by others. Recorded steps keep addresses, so they check it.
+        changes: Number of replacements of tensors by others. Recorded steps keep addresses, so they check this number.
         written: Parameters that forward itself writes to, such as a momentum encoder's; `dry_run` finds them.
         one_by_one: If True, `map` evaluates the members one after another. This works with any code, but is as slow as
             separate models; results are the same. `dry_run` sets it for modules that cannot be vmapped.
@@ -416,7 +416,7 @@ class FusedModel(StackedTensors):
         `numpy.random.seed(seeds[k] % 2**32)`. After `keep` and `concat`, members continue their sequences. The global
         generators stay as they are, and so do generators that the code itself holds.
 
-        Members that were never seeded draw their seeds from torch's default generator when they first draw at once.
+        If members were never seeded, torch's default generator seeds them when they first draw while evaluated at once.
 
         Args:
             seeds: One for each member.
@@ -482,7 +482,8 @@ class FusedModel(StackedTensors):
         """Append copies of the members of `other`, in place.
 
         Raises:
-            ValueError: if the structures differ, or if a plain attribute differs that modules change while they run.
+            ValueError: if the structures differ. Also if a plain attribute differs that modules change while they run,
+                such as a counter.
         """
         check_fused(other, "other")
         check_same((self.key, other.key), "models")
@@ -529,7 +530,7 @@ class FusedModel(StackedTensors):
             put_back(own, before)
         for layer in module.modules():
             if isinstance(layer, nn.RNNBase):
-                layer.flatten_parameters()  # on a GPU, cuDNN would otherwise do it at each call
+                layer.flatten_parameters()  # otherwise, cuDNN would flatten them at each call on a GPU
         return module
 
     def unreached(self) -> dict[str, list[int]]:
@@ -551,7 +552,7 @@ class FusedModel(StackedTensors):
             super().zero_grad()
             return
         for parameter in self.parameters():
-            if parameter.grad is not None:  # make a new one: torch warns if backward adds to one of `flat`'s views
+            if parameter.grad is not None:  # replace it: torch warns if backward adds to one of `flat`'s views
                 parameter.grad = parameter.grad.new_zeros(parameter.shape)
 
     def train(self, mode: bool = True) -> FusedModel:

@@ -16,7 +16,7 @@ from fusion.structure.module_parts import HOOKS, Hooks, bound, tensor_slots
 
 
 def run_hooks(fused: Any) -> None:
-    """Make backward passes of a `FusedModel` run its members' hooks; parameters that already do so are skipped."""
+    """Make backward passes of a `FusedModel` run its members' hooks. Skip parameters that are prepared already."""
     for name in vars(fused.template).get(HOOKS, ()):
         parameter = fused.own.get(name)
         if parameter is None or not parameter.requires_grad:

@@ -29,7 +29,8 @@ def pad_lora(modules: Sequence[nn.Module], rank: int = 1) -> list[nn.Module]:
 
     Args:
         modules: Models of one architecture, adapted in the same places.
-        rank: The least rank that any adapter is padded to. Pass it to pad modules in several calls and fuse them later.
+        rank: Each adapter is padded to this rank at least. To pad modules in several calls and fuse them later, pass
+            the largest rank of all.
 
     Returns:
         A copy of each module; `trim_lora` removes the padding again.
@@ -63,8 +64,8 @@ def pad_lora(modules: Sequence[nn.Module], rank: int = 1) -> list[nn.Module]:
 def trim_lora(module: nn.Module) -> nn.Module:
     """Copy a module that `pad_lora` has padded, and cut the copy's adapters to their own ranks.
 
-    Use it after training and `unfuse`. Frozen parameters are not copied. `peft` keeps the rank of each adapter in its
-    layer, and `pad_lora` does not change that.
+    Use it after training and `unfuse`. Frozen parameters are not copied. The ranks are known, because `peft` keeps them
+    in its layers, and `pad_lora` does not change them.
     """
     check_module(module)
     trimmed = _copy(module)

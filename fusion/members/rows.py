@@ -19,7 +19,7 @@ LARGE = 2**14
 
 If several tensors share a matrix, none of them is contiguous: other values lie between those of two members. If an
 operator needs a contiguous tensor, such as a first layer whose input all members share, it copies the tensor first.
-For large tensors, their own operations cost less than such copies.
+For a large tensor, operations on a matrix of its own cost less than such copies.
 """
 
 
@@ -44,7 +44,8 @@ def layout_of(tensors: Mapping[str, Tensor], parts: Mapping[str, str] = {}) -> L
     layout: dict[Block, dict[str, torch.Size]] = {}
     for name, tensor in tensors.items():
         shape = tensor.shape[1:]
-        # A tensor of pairs may be viewed as complex numbers, which must begin at an even offset in memory.
+        # A tensor of pairs gets its own matrix. Code may view it as complex numbers, which must begin at an even offset
+        # in memory.
         alone = (tensor.device.type == "cpu" and shape.numel() >= LARGE) or shape[-1:] == (2,)
         layout.setdefault(Block(tensor.dtype, name if alone else "", parts.get(name, "")), {})[name] = shape
     return layout
@@ -143,7 +144,7 @@ class FlatParameters:
                 continue
             there = [grad for grad in grads if grad is not None and grad.numel()]
             if len(there) == len(grads) and all(grad.is_contiguous() for grad in there):
-                # On a GPU this takes one kernel, while copies into columns take one kernel each.
+                # On a GPU, `_chunk_cat` takes one kernel, while copies into the columns take one kernel each.
                 rows = self.gradients.blocks[block]
                 torch._chunk_cat(there, 0, len(rows), out=rows)
             else:

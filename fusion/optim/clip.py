@@ -42,7 +42,7 @@ def clip_grad_norm_(fused: FusedModel, max_norm: float | Sequence[float] | Tenso
     else:
         limit_K1 = flat.on_device(limits, norm_K1.dtype)
         unlimited_K1 = flat.on_device(tuple(map(math.isinf, limits)), torch.bool)
-    # Divide by norm + 1e-6, as torch does. Without a limit, set the scale to 1, because inf / inf would be NaN.
+    # Add 1e-6 to the norm, as torch does. If the limit is inf, set the scale to 1, because inf / inf would be NaN.
     scale_K1 = (limit_K1 / (norm_K1 + 1e-6)).clamp_(max=1.0).masked_fill_(unlimited_K1, 1.0)
     for grad in grads:
         scale = scale_K1.to(grad.dtype)
@@ -53,9 +53,11 @@ def clip_grad_norm_(fused: FusedModel, max_norm: float | Sequence[float] | Tenso
 def gradients(fused: FusedModel) -> tuple[list[Tensor], FlatParameters | None]:
     """Return the gradients that the update will read, and the `FlatParameters` if these gradients are in rows.
 
-    In rows, the gradients are matrices [K, N]. Otherwise they are [K, ...] each, and the second result is None.
+    In rows (`fusion.members.rows`), the gradients are matrices [K, N]. Otherwise they are [K, ...] each, and the second
+    result is None.
     """
-    # Include parameters in rows that have been frozen since. Otherwise `flat` would move all others out of their rows.
+    # Include parameters that were frozen after `flat` had moved them into rows. Otherwise, `flat` would move all others
+    # into new rows.
     parameters = {name: p for name, p in fused.stacked.items() if p.requires_grad or fused.in_rows(name)}
     make_dense(parameters.values())
     grads = [p.grad for p in parameters.values() if p.grad is not None]
@@ -85,6 +87,6 @@ def _norms(grads: Sequence[Tensor]) -> Tensor:
     ]
     if len(norms) == 1:
         return norms[0]
-    joined = torch.cat(norms, 1)  # in the widest of their dtypes, as in torch
+    joined = torch.cat(norms, 1)  # `cat` converts to the widest of their dtypes, as torch does
     norm_K1: Tensor = torch.linalg.vector_norm(joined, dim=1, keepdim=True)
     return norm_K1

@@ -1,9 +1,9 @@
 """The update rules that work element by element, for members that use the same rule.
 
 Shape suffixes: B members, n elements of each member. The tensors p, g, m, v are [B, n]: parameters, gradients and
-moments. Each coefficient is [B, 1] or [B, n]; it is None if it is zero for all members. No rule mixes members. Rules
-follow the single-tensor code of torch.optim, with constants folded to save passes over memory. `decayed` is called
-before each rule.
+moments. Each coefficient is [B, 1] or [B, n]; an optional one is None if no member needs it. No rule mixes members.
+Rules follow the single-tensor code of torch.optim, with constants folded to save passes over memory. `decayed` is
+called before each rule.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def adam(
     step_size m / (sqrt(v) + eps) = lr (m / c1) / (sqrt(v / c2) + epsilon).
     """
     m.lerp_(g, one_minus_beta1)
-    # Reuse one temporary tensor, because more of them would displace the other tensors from the caches.
+    # Reuse one temporary tensor, because more of them would displace the other tensors from the CPU's caches.
     scratch = g.square()
     v.lerp_(scratch, one_minus_beta2)
     denominator = torch.sqrt(v, out=scratch).add_(eps)
@@ -126,7 +126,7 @@ def adamax(
     """
     m.lerp_(g, one_minus_beta1)
     torch.maximum(u.mul_(keep), g.abs().add_(least), out=u)
-    # In a member that skips its first step, m and u are 0, and 0 / 0 would be NaN.
+    # Clamp u: in a member that skips its first step, m and u are 0, and 0 / 0 would be NaN.
     p.addcmul_(m / u.clamp(min=torch.finfo(u.dtype).tiny), step_size, value=-1)
 
 
@@ -229,9 +229,9 @@ def rmsprop(
     momentum: Tensor,
     gain: Tensor,
 ) -> None:
-    """RMSprop as in torch: `m = momentum m + g / (sqrt(v) + eps)`, then `p -= lr m`.
+    """RMSprop as in torch: `m = momentum m + gain g / (sqrt(v) + eps)`, then `p -= lr m`.
 
-    If m is None, `p -= lr g / (sqrt(v) + eps)`.
+    `gain` is 1, or 0 for a member that skips the step. If m is None, `p -= lr g / (sqrt(v) + eps)`.
     """
     v.lerp_(g.square(), one_minus_alpha)
     scaled = g / v.sqrt().add_(eps)

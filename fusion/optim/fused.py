@@ -2,6 +2,9 @@
 
 Shape suffixes: K members, P trainable parameters, N elements of these in a member, S steps. Hyperparameters are vectors
 [K], and moments are [K, N]. Values that also differ between parameters (multipliers, step counts) are [K, P].
+
+A run is a series of adjacent members with one update rule (`RuleMembers`). Parameters are in rows if each member's
+values fill one row of a matrix [K, N] (`fusion.members.rows`).
 """
 
 from __future__ import annotations
@@ -83,7 +86,7 @@ class FusedOptimizer(OptimizerState):
 
     @torch.no_grad()
     def step(self, takes: Tensor | None = None) -> None:
-        """Update every parameter that has a gradient; as in torch, the others stay as they are.
+        """Update every parameter that has a gradient; as in torch, all other parameters stay as they are.
 
         Args:
             takes: [K] of booleans on the model's device, as `LossScale.unscale` returns them. Members with True take
@@ -95,7 +98,8 @@ class FusedOptimizer(OptimizerState):
         fits = takes is None or (isinstance(takes, Tensor) and takes.dtype == torch.bool and takes.shape == (self.K,))
         require(fits, "takes", takes, f"a tensor of {self.K} booleans, one for each member")
         stacked = self.fused.stacked
-        # If only some parameters are updated here, and there are no parts, another optimizer may update the others.
+        # Find parameters that were frozen when the optimizer was made. Do not look for them if this optimizer updates
+        # only some parameters and the model has no parts, because another optimizer may then update the others.
         known = self._index if self._among is None else self.fused.parts
         for name, p in {**self.fused.common.params(), **stacked}.items() if known else ():
             if p.requires_grad and p.grad is not None and name not in known:
@@ -124,7 +128,7 @@ class FusedOptimizer(OptimizerState):
         These weights differ for Schedule-Free members, and for users' optimizers that have `train()` and `eval()`.
         """
         stacked, averaging = self.fused.stacked, [run for run in self._runs if run.kind in SCHEDULE_FREE]
-        with torch.inference_mode(False):  # later steps write to tensors that may be made here
+        with torch.inference_mode(False):  # later steps must be able to write to tensors that are made here
             self._move(stacked[self.names[0]])
             iterates = self._moment("iterate").parts if averaging else {}
             apart = {k: self._apart_of(k) for k, hp in enumerate(self.members) if not hp.is_vectorized}
@@ -174,15 +178,16 @@ class FusedOptimizer(OptimizerState):
                 optimizer.state[parameters[name]] = _torch_state(hp.rule(name in self._matrices), hp, step, moments)
         first, second, taken = self._estimates_K3[k].tolist()
         for group in optimizer.param_groups:
-            # A Schedule-Free group keeps its largest learning rate and the sum of squared learning rates: rescale both.
+            # A Schedule-Free group keeps its largest learning rate and a sum of squared learning rates. Both were
+            # computed without multipliers. Multiply the rate by the group's factor, and the sum by the factor's square.
             factor = group["lr"] / hp.lr if hp.kind in SCHEDULE_FREE else 1.0
             group.update(zip(LEARNED.get(hp.kind, ()), (factor * first, factor**2 * second, int(taken))))
-        # Torch's `load_state_dict` moves each tensor to the device that this kind of optimizer needs.
+        # Load the state once, because `load_state_dict` moves each tensor to the device that this optimizer needs.
         optimizer.load_state_dict(optimizer.state_dict())
         return optimizer
 
     def _learning(self, takes: Tensor | None) -> Tensor | None:
-        """Return `takes`, but False for Prodigy members with a learning rate of 0, as prodigyopt skips such steps."""
+        """Return `takes`, but False for Prodigy members with a learning rate of 0: prodigyopt skips their steps."""
         under_prodigy = [hp.kind == "prodigy" for hp in self.members]
         if not any(under_prodigy):
             return takes
@@ -214,10 +219,10 @@ class FusedOptimizer(OptimizerState):
         saved = {n: [t[ks] for t in (stacked[n], *self._moments_of(n))] for n, ks in without.items()}
         for name, ks in without.items():
             for moment in self._moments_of(name):
-                moment[ks] = 0  # so that it adds nothing to sums over parameters
+                moment[ks] = 0  # a moment of 0 adds nothing to Prodigy's sums over parameters
         try:
             yield
-        finally:  # also if Ctrl-C ends the step
+        finally:  # `finally`, because Ctrl-C may end the step
             for name, ks in without.items():
                 for tensor, before in zip_longest((stacked[name], *self._moments_of(name)), saved[name]):
                     tensor[ks] = 0 if before is None else before
@@ -330,7 +335,7 @@ class FusedOptimizer(OptimizerState):
         for tile in tiles:
             update(tile)
         for name in present:
-            # Tell autograd that the parameter has changed, because it may be saved for a backward pass.
+            # Tell autograd that the parameter has changed. If a backward pass needs the old values, it then fails.
             increment_version(stacked[name])
 
     def _tiles_of(self, present: Sequence[str], layout: Layout) -> list[Tile]:

@@ -66,7 +66,8 @@ def learn_distance(
     moves_R1 = size_R1 != 0 if takes_R1 is None else (size_R1 != 0) & takes_R1
     vectors["rate"] = rate_R1 * moves_R1
     vectors["step"] = vectors["rate"]
-    if any(hp.beta1 == 0 for hp in members):  # their first moment is the gradient times the estimate
+    # With beta1 = 0, the first moment is the gradient times the old estimate. Rescale it to the new estimate.
+    if any(hp.beta1 == 0 for hp in members):
         vectors["step"] = vectors["rate"] * torch.where(vectors["beta1"] == 0, grown_R1 / d, 1.0)
     after_R3 = torch.cat([grown_R1, numerator_R1, vectors["k"] + 1], 1)
     estimates_R3.copy_(torch.where(moves_R1, after_R3, estimates_R3))

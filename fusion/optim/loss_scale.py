@@ -62,7 +62,7 @@ class LossScale:
             fused: The model, after `backward`.
 
         Returns:
-            [K] of booleans: True for members whose gradients are finite. The gradients of the others are set to 0.
+            [K] of booleans: True for members whose gradients are finite. Other members' gradients are set to 0.
         """
         grads = [grad for grad in gradients(fused)[0] if grad.numel()]
         takes_K = torch.ones_like(self.scale_K, dtype=torch.bool)

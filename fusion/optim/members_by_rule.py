@@ -63,7 +63,7 @@ class RuleMembers:
 
         Args:
             values: A parameter of all K members, in training.
-            iterate: The sequence z of this parameter.
+            iterate: The sequence z of this parameter, see `fusion.optim.schedule_free`.
             steps_K: The number of steps of this parameter.
         """
         own = slice(self.start, self.stop)

@@ -156,7 +156,7 @@ def _scale(hp: Hyperparameters, shape: Sequence[int]) -> float:
 
 
 class MuonWithAdamW(SeveralAsOne):
-    """Joins torch's Muon, for groups with `use_muon=True`, and torch's AdamW, for the others, into one optimizer.
+    """Joins torch's Muon, for groups with `use_muon=True`, and torch's AdamW, for all other groups, into one optimizer.
 
     Args:
         groups: Parameter groups with `lr`, `weight_decay` and `use_muon`.

@@ -2,7 +2,8 @@
 
 A vectorized update passes over memory once for each of its operations; torch's fused kernel passes over it only once.
 The kernel is called once for each member and pair of multipliers (of learning rate and weight decay), so no member's
-values can reach another member.
+values can reach another member. Parameters are in rows if each member's values fill one row of a matrix [K, N]
+(`fusion.members.rows`).
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ vectorized speed; with 4,000 elements 1.2 times, and with 16,000 elements 1.9 ti
 """
 
 LEAST_PER_PARAMETER = 2**12
-"""Least average number of elements of a parameter for which the kernel takes parameters without moving them to rows.
+"""If parameters have at least this number of elements on average, the kernel takes them without moving them to rows.
 
-Without rows, a call takes 1.6 us per parameter. Gathering gradients in rows takes 1.5 us for 4,000 elements.
+Without rows, a call takes 1.6 us per parameter. Gathering gradients in rows takes 1.5 us for 4,000 elements, so rows
+cost about as much at this size.
 """
 
 Views = list[tuple[tuple[Tensor, ...], ...]]
@@ -80,7 +82,7 @@ def update(
         factor: The schedule's factor, for an independent weight decay.
     """
     if hp.independent_weight_decay:
-        # The kernel multiplies the decay by lr, but it must be multiplied by the schedule's factor only.
+        # Divide by lr, because the kernel multiplies the decay by lr. Only the schedule's factor remains.
         decay = decay * factor / lr if lr > 0 else 0.0
     parameters, gradients, *moments = tensors
     if hp.kind == "sgd":

@@ -45,7 +45,7 @@ class Hyperparameters:
         beta1: Decay rate of the first moment in Adam and its variants, and in the AdamW part of Muon. With Lion, the
             momentum's share in the direction of a step. With Schedule-Free AdamW, the share that is `momentum` in
             Schedule-Free SGD.
-        beta2: Decay rate of the second moment in the same optimizers; with Lion, that of the momentum.
+        beta2: Decay rate of the second moment in the same optimizers. With Lion, the decay rate of the momentum.
         beta2_decay: Adafactor gives a new squared gradient the share `step ** beta2_decay` in its second moment.
         d_coef: Multiplies Prodigy's estimate when it grows.
         d0: Prodigy's first estimate.
@@ -209,7 +209,7 @@ def _steps_alone(optimizer: torch.optim.Optimizer) -> bool:
 
 def _tried(hp: Hyperparameters) -> torch.optim.Optimizer:
     """Make the optimizer of a user's function for dummy parameters, to inspect it."""
-    # The function may treat matrices and vectors differently, so there is one of each.
+    # Pass a matrix and a vector, because the function may treat them differently.
     return hp.made([{"params": [torch.nn.Parameter(torch.zeros(1, *more)) for more in ((1,), ())], "lr": hp.lr}])
 
 

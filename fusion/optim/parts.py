@@ -58,7 +58,7 @@ class SeveralAsOne(torch.optim.Optimizer):
 
 
 class ByPart(SeveralAsOne):
-    """Joins several of torch's optimizers, one for each part of a model. The names are those of the parts."""
+    """Joins several of torch's optimizers, one for each part of a model. It holds them by the names of the parts."""
 
     key = PART
 

@@ -93,5 +93,5 @@ class Prodigy(torch.optim.Optimizer):
     @staticmethod
     def _total(parts: list[torch.Tensor]) -> float:
         total = torch.stack([part.double() for part in parts]).sum()
-        # If ranks hold shards of the parameters (DTensor), each has computed a part of the sum.
+        # If ranks hold shards of the parameters (DTensor), each rank has a part of the sum: add the parts.
         return float(total.full_tensor() if hasattr(total, "full_tensor") else total)

@@ -1,4 +1,7 @@
-"""Segments of parameters that are updated together: adjacent in one matrix of rows, with equal step counts."""
+"""Segments of parameters that are updated together.
+
+The parameters of a segment are adjacent in one matrix of `fusion.members.rows`, and have equal step counts.
+"""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class OptimizerState:
         self.lr_factor_K.copy_(factor_K)
 
     def schedule(self, factors: Sequence[Sequence[float]]) -> None:
-        """Set the factors [S, K] of the next S steps, so that no step waits for them. Later steps use the last row.
+        """Set the factors [S, K] of the next S steps in advance, so that no step waits. Later steps use the last row.
 
         The schedule stays after `keep`, and `state_dict` saves it. After `concat`, set it again.
 
@@ -119,7 +119,7 @@ class OptimizerState:
         """Drop all members but those at `indices`, in that order, as `FusedModel.keep` does."""
         chosen = member_indices(indices, self.K)
         self.members = [self.members[k] for k in chosen]
-        # An index may be repeated, and copies of a member must not share an optimizer.
+        # Copy the optimizers, because an index may be repeated, and copies of a member must not share an optimizer.
         self._apart = {i: copy.deepcopy(self._apart[k]) for i, k in enumerate(chosen) if k in self._apart}
         for name in _TABLES:
             setattr(self, name, getattr(self, name)[chosen])
@@ -218,8 +218,8 @@ class OptimizerState:
         Args:
             state_dict: The state of as many members as the model has, or of more.
             members: Indices of the members in `state_dict` to load, in this order; None for all.
-            hyperparameters: If True, restore hyperparameters, too. If False, keep those of this optimizer; the averages
-                of Schedule-Free members are still those that were saved.
+            hyperparameters: If True, restore hyperparameters and learning rate multipliers, too. If False, keep those
+                of this optimizer; the averages of Schedule-Free members are still those that were saved.
 
         Raises:
             ValueError: if `state_dict` has other parameters or another number of members than the model. Also if a
@@ -296,7 +296,10 @@ class OptimizerState:
         self._move(self.fused.stacked[self.names[0]], force=True)
 
     def _move(self, first: Tensor, *, force: bool = False) -> None:
-        """Follow the parameters, of which `first` is one, to another device or dtype."""
+        """Move the state to the device and dtype of the parameters, of which `first` is one.
+
+        If they have not changed, do nothing, unless `force` is True.
+        """
         device = first.device
         if not force and self.steps_KP.device == device and self._dtype == first.dtype:
             return
@@ -307,7 +310,7 @@ class OptimizerState:
         self._estimates_K3 = self._estimates_K3.to(device)
         for run in self._runs:
             run.to(device)
-            # The vectors are views, so that a rule that updates them writes into `_estimates_K3`.
+            # Make these vectors views of `_estimates_K3`, so that they have the numbers that the rule learns.
             run.vectors |= zip(LEARNED.get(run.kind, ()), self._estimates_K3[run.start : run.stop].split(1, 1))
         for key, rows in self._moments.items():
             parts = {name: values.to(self.fused.stacked[name]) for name, values in rows.parts.items()}
@@ -337,7 +340,7 @@ class OptimizerState:
         return self._apart[k]
 
     def _multipliers_of(self, k: int) -> tuple[dict[str, float], dict[str, float]]:
-        """Return member `k`'s multipliers of learning rates and those of weight decays, by name of the parameter."""
+        """Return member `k`'s multipliers of learning rates and its multipliers of weight decays, by parameter name."""
         lr, decay = (of_KP[k].tolist() for of_KP in (self._lr_multipliers_KP, self._decay_multipliers_KP))
         return dict(zip(self.names, lr)), dict(zip(self.names, decay))
 

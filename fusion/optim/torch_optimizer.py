@@ -77,7 +77,7 @@ def made_recordable(optimizer: torch.optim.Optimizer) -> None:
 
 
 def as_written(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the state of an optimizer that `made_recordable` changed to that of an ordinary optimizer."""
+    """Convert the state of an optimizer that `made_recordable` changed to the state of an ordinary optimizer."""
     groups = []
     for group in state_dict["param_groups"]:
         if isinstance(group["lr"], torch.Tensor):
@@ -92,8 +92,8 @@ def let_skip(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         group["fused"] = _in_one_pass(group["params"])
         if group.get("momentum") and not group["dampening"]:
-            # Torch sets the momentum in its first step. If that step is skipped, the momentum would stay unset. Without
-            # dampening, a start from 0 gives the same results.
+            # Torch makes the momentum in its first step, so a skipped first step would leave it unset. Make it here, as
+            # zeros. Without dampening, this gives the same results.
             for parameter in group["params"]:
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
@@ -152,7 +152,7 @@ def torch_optimizer(
     for group in made.param_groups:
         (_, factor), *others = {factors_of[id(p)] for p in group["params"]}
         require(not others, "optimizer", hp.make, rule)
-        # The multiplier also applies to `lambd`, a second decay that ASGD has.
+        # Multiply `lambd`, too, a second decay that ASGD has.
         group.update({name: group[name] * factor for name in ("weight_decay", "lambd") if group.get(name)})
     return made
 
@@ -201,7 +201,8 @@ def _group(hp: Hyperparameters, lr: float, decay: float, params: list[nn.Paramet
 def _torch_optimizer(hp: Hyperparameters, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     if hp.kind not in ("adam", "adamw"):
         return hp.as_torch(groups)
-    # Fused kernels pass over memory once, not once for each operation. By default, torch does not use them on CPUs.
+    # Ask for fused kernels, which pass over memory once instead of once for each operation. By default, torch does not
+    # use them on CPUs.
     return hp.as_torch(groups, fused=_in_one_pass(p for group in groups for p in group["params"]))
 
 

@@ -33,7 +33,7 @@ class Apart:
         self._base_lrs = [group["lr"] for group in self._optimizer.param_groups]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Keep all attributes of the optimizer in copies; torch would leave out those of a user's own class."""
+        """Keep all attributes of the optimizer in copies; torch would leave out attributes of a user's own class."""
         # Leave out a scheduler's wrapper of `step`, because in a copy it would update the original.
         kept = {name: value for name, value in vars(self._optimizer).items() if name != "step"}
         return {**vars(self), "_optimizer": (type(self._optimizer), kept)}

@@ -79,7 +79,7 @@ def _sgd_constants(members: Sequence[Hyperparameters], v: Vectors) -> Coefficien
 
 
 def _sgd_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now) -> Coefficients:
-    # As in torch, dampening has no effect on a member without momentum, and none in the first step.
+    # As in torch, dampening has no effect in the first step, nor in a member without momentum.
     undamped = (now.steps_R1 == 1) | (v["momentum"] == 0)
     return {"lr": now.lr_RG, "gain": torch.where(undamped, 1.0, 1.0 - v["dampening"])}
 
@@ -94,7 +94,8 @@ def _adam_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now)
     if any(hp.decay and hp.decouples for hp in members):
         rate = now.lr_RG
         if any(hp.independent_weight_decay for hp in members):
-            # If the learning rate is 0, for example because its multiplier is 0, weights do not decay, as in torch.
+            # If the learning rate is 0, for example because its multiplier is 0, weights do not decay. In torch's
+            # optimizer they do not, either.
             rate = torch.where(v["independent"] > 0, now.factor_R1 * (rate > 0), rate)
         shrink = 1 - rate * now.decay_RG
     return {"step_size": now.lr_RG * root / (1 - v["beta1"] ** now.steps_R1), "eps": v["eps"] * root, "shrink": shrink}
@@ -122,7 +123,7 @@ def _nadam_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now
 def _radam_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now) -> Coefficients:
     """Return RAdam's coefficients (Liu et al. 2020, Algorithm 2).
 
-    In the first steps the variance of the second moment is not known, and updates are those of momentum SGD.
+    In the first steps the variance of the second moment is not known, so members are updated by SGD with momentum.
     """
     powers = v["beta2"] ** now.steps_R1
     most = 2 / (1 - v["beta2"]) - 1
@@ -207,7 +208,7 @@ UPDATE_RULES = {
         elementwise.sgd,
     ),
     "adam": UpdateRule(("adam", "adamw"), _BETAS, _ADAM, _adam_constants, _adam_coefficients, elementwise.adam),
-    # This rule is that of AdamW, for the parameters that Muon does not update. The module `muon` updates the others.
+    # This is AdamW's rule, for the parameters that Muon does not update. `fusion.optim.muon` updates Muon's matrices.
     "muon": UpdateRule(
         ("muon",), (*_BETAS, "momentum", "nesterov"), _ADAM, _adam_constants, _adam_coefficients, elementwise.adam
     ),

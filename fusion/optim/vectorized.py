@@ -33,7 +33,7 @@ class Tile:
         self, run: RuleMembers, segment: Segment, lr_RP: Tensor, decay_RP: Tensor, device: torch.device
     ) -> None:
         self.run, self.segment = run, segment
-        # As in torch, real and imaginary parts of complex numbers are updated as separate elements.
+        # A complex number counts as two elements, because its real and imaginary part are updated separately.
         self._reals = 2 if segment.block.dtype.is_complex else 1
         alike = list(zip(lr_RP.T.tolist(), decay_RP.T.tolist()))
         groups = [[i for i, _ in group] for _, group in groupby(enumerate(alike), key=lambda pair: pair[1])]
@@ -151,6 +151,6 @@ def _columns(t: Tensor, start: int, stop: int) -> Tensor:
 
 
 def _math_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the precision of updates. In half precision, coefficients such as 1 - lr * weight_decay would become 1."""
+    """Return the precision of updates: at least float32, because 1 - lr * weight_decay would be 1 in half precision."""
     real = dtype.to_real() if dtype.is_complex else dtype
     return torch.float32 if real in (torch.bfloat16, torch.float16) else real

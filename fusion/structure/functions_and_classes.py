@@ -62,12 +62,12 @@ def captured(function: types.FunctionType) -> Iterator[Any]:
     yield function.__defaults__
     yield tuple((function.__kwdefaults__ or {}).items())
     for cell in function.__closure__ or ():
-        # Reading an empty cell would raise an error.
+        # Do not read an empty cell, because that would raise an error.
         yield cell.cell_contents if cell != types.CellType() else ("empty",)
 
 
 def own_globals(function: types.FunctionType) -> dict[str, Any]:
-    """Return the globals that a function reads; {} if they are those of a module, because all its users share them."""
+    """Return the globals that a function reads; {} if they are the globals of a module, which its users share."""
     space = function.__globals__
     module = sys.modules.get(space.get("__name__", ""))
     if getattr(module, "__dict__", None) is space:

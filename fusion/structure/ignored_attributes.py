@@ -13,13 +13,13 @@ from torch.utils.hooks import RemovableHandle
 from fusion.structure.module_parts import HOOKS
 
 # Attributes that the description of a module leaves out. Parameters, buffers and modules are described separately. The
-# mode may change at any time. A copy does not need the other attributes.
+# mode may change at any time. The compiled call is not copied with the module.
 _NOT_STRUCTURE = {"_parameters", "_buffers", "_modules", "training", "_compiled_call_impl"}
 _RECURRENT_CACHES = {"_flat_weights", "_flat_weight_refs"}
 HOOK_ATTRIBUTES = {name for name in vars(nn.Module()) if "_hooks" in name}
 # Leave out hooks on loading and saving. A fused model loads and saves tensors itself, so these hooks never run.
 _NOT_STRUCTURE |= {name for name in HOOK_ATTRIBUTES if "state_dict" in name} | {HOOKS}
-# Leave out the settings from which peft made a LoRA adapter, because forward only reads the float `scaling`.
+# Leave out the settings from which peft made a LoRA adapter. Forward does not read them. It reads the float `scaling`.
 _LORA, _LORA_NOTES = "peft.tuners.lora.", {"lora_alpha", "r", "lora_dropout"}
 
 PLAIN = {bool, int, str, bytes, type(None), type(...), type(NotImplemented)}
@@ -27,7 +27,7 @@ TEXTS = {complex, range, torch.dtype, torch.device, torch.memory_format, torch.l
 TEXTS |= {torch._ops.OpOverload, torch._ops.OpOverloadPacket}
 # Paths are described by their text. Their attributes are only caches, for example of the hash.
 TEXTS |= {PosixPath, WindowsPath, PurePosixPath, PureWindowsPath}
-# Objects without a state that affects results. A handle can only remove a hook; the hook itself is described.
+# Types of objects whose state does not affect results. A handle can only remove a hook, which is described separately.
 STATELESS = {type(Lock()), type(RLock()), RemovableHandle}
 
 

@@ -24,7 +24,7 @@ HOOKS = "_hooks_on_parameters"
 
 
 class Hooks(NamedTuple):
-    """The hooks on one tensor: those of `register_hook`, and those of `register_post_accumulate_grad_hook`."""
+    """The hooks on one tensor, which `register_hook` and `register_post_accumulate_grad_hook` have registered."""
 
     on_gradient: tuple[Callable[..., Any], ...]
     accumulated: tuple[Callable[..., Any], ...]

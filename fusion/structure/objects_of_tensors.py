@@ -60,7 +60,8 @@ def fields(thing: Any) -> dict[str, Any]:
 def with_fields(kind: type, found: Mapping[str, Any]) -> Any:
     """Make an object of the class `kind` with these fields, without a call of `__init__`."""
     content = found.get(_CONTENT, ())
-    base: Any = next(each for each in kind.__mro__ if each.__flags__ & _MADE_IN_PYTHON == 0)  # such as `dict`
+    # Find the first class that is written in C, such as `dict` or `object`.
+    base: Any = next(each for each in kind.__mro__ if each.__flags__ & _MADE_IN_PYTHON == 0)
     thing = base.__new__(kind, content) if issubclass(kind, tuple) else base.__new__(kind)
     if issubclass(kind, dict):
         for key, value in content.items():
@@ -86,7 +87,7 @@ class _Search:
     def __init__(self) -> None:
         self.endless: set[type] = set()
         self._above: list[Any] = []
-        self._known: dict[int, tuple[Any, bool]] = {}  # by id; holds the object, so that its id is not reused
+        self._known: dict[int, tuple[Any, bool]] = {}  # id -> the object, whose id is then not reused, and the answer
 
     def finds_in(self, thing: Any) -> bool:
         """Return whether an object holds a tensor, directly or in other objects."""
@@ -106,7 +107,7 @@ class _Search:
             if any(isinstance(leaf, weakref.ReferenceType) for leaf in leaves):
                 leaves = []
             self._above.append(thing)
-            # Search all leaves, even after a tensor is found. A later leaf may be part of a chain that is too long.
+            # Search all leaves, even after a tensor is found, because a later leaf may begin a chain that is too long.
             there = [isinstance(leaf, Tensor) or self.finds_in(leaf) for leaf in leaves]
             self._above.pop()
             self._known[id(thing)] = thing, any(there)

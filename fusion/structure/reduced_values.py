@@ -21,7 +21,7 @@ def slots_of(value: Any) -> Iterator[tuple[str, Any, Any]]:
     """Yield the name, the descriptor and the value of each attribute in `__slots__` that has a value."""
     for name, place in _declared_slots(type(value)):  # type: ignore[arg-type]  # a class can be hashed
         try:
-            # Read by the descriptor, not by name, because a derived class may have a property with the same name.
+            # Read by the descriptor, because a derived class may have a property with the attribute's name.
             item = place.__get__(value)
         except AttributeError:
             continue

@@ -67,13 +67,13 @@ def describe(module: nn.Module) -> Structure:
 class _Walk:
     def __init__(self, module: nn.Module) -> None:
         self.structure = Structure()
-        # id of each visited object -> its path, and the object, which is held so that its id is not reused.
+        # id of a visited object -> its path, and the object itself, because the id of a freed object may be reused.
         self._seen: dict[int, tuple[str, Any]] = {}
         self._tensors: dict[int, str] = {}
-        # True while floats count as structure.
+        # True while the walk is in a place where floats count as structure, not as floats that members may differ in.
         self._fixed = False
-        # `_with_others` is True while the walk visits objects that the module shares with its copies. `_of_others` are
-        # the ids of these objects.
+        # `_with_others` is True while the walk visits objects that the module would share with its copies, such as the
+        # closure of a function. `_of_others` are the ids of these objects.
         self._with_others, self._of_others = False, set[int]()
         self._root = module
         modules = list(module.named_modules())
@@ -149,14 +149,14 @@ class _Walk:
             (self._value if followed else self._shared)(f"{path}.captured[{i}]", item)
 
     def _hooks(self, path: str, name: str, attributes: dict[str, Any]) -> None:
-        # Hooks are numbered across the whole process, so only their order matters.
+        # Name a hook by its position, because its number counts the hooks of the whole process.
         hooks = attributes[name]
         of_all = list(attributes[name.partition("_hooks")[0] + "_hooks"])
         for number, hook in hooks.items():
             self._value(f"{path}[{of_all.index(number)}]", hook)
 
     def _handle(self, path: str, handle: RemovableHandle) -> None:
-        """Describe a handle by the hook that it can remove: by the module's path and the position of the hook there."""
+        """Describe a handle by its hook: by the module's path and the position of the hook in the module."""
         hooks = handle.hooks_dict_ref() or {}
         named = ((f"{path}.{name}", of) for path, own in self._root.named_modules() for name, of in vars(own).items())
         where = next((place for place, own in named if own is hooks), None)
@@ -177,7 +177,8 @@ class _Walk:
         elif id(value) in self._seen:
             self._note(path, ("same as", self._seen[id(value)][0]))
             if cls in (list, dict, set) and not value and (id(value) in self._of_others) != self._with_others:
-                # The module and a function hold the same empty container, so the function probably fills it.
+                # The module and a function hold the same empty container. Probably the function fills it. A copy of the
+                # module would not see this.
                 self._unknown(path, "a list or dict that a function fills, which a copy does not follow")
         elif isinstance(value, type):
             self._class(path, value)
@@ -239,7 +240,8 @@ class _Walk:
         self._note(path, ("function", name_of(function)))
         if found_by_name(function):
             return
-        # Functions of torch's parametrizations hold their module only to compare ids, so the reference does no harm.
+        # Functions of torch's parametrizations hold their module only to compare ids. Leave this module out, because
+        # `_shared` would make the signature unlike all others.
         of_torch = function.__module__ == nn.utils.parametrize.__name__
         for i, item in enumerate(captured(function)):
             if not (of_torch and isinstance(item, nn.Module)):
@@ -251,7 +253,10 @@ class _Walk:
                 self._value(f"{path}.globals[{name!r}]", item)
 
     def _shared(self, path: str, value: Any) -> None:
-        """Walk an object that copies of the module would share with it; it must not be a part of the module."""
+        """Describe an object that copies of the module would share with the module.
+
+        A part of the module counts as unknown, because the copies would refer to the original's part.
+        """
         if (isinstance(value, nn.Module) and id(value) in self._seen) or id(value) in self._tensors:
             self._unknown(path, "a reference to a part of the model, which a copy does not follow")
         else:

@@ -42,7 +42,7 @@ def _left_of(cgroup: Path) -> int | None:
         try:
             most, used = int((cgroup / limit).read_text()), int((cgroup / usage).read_text())
             parts = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        except (OSError, ValueError):  # no such cgroup, or "max"
+        except (OSError, ValueError):  # the cgroup has no such files, or its limit is "max"
             continue
         return max(0, most - used + int(parts.get(files, 0)))
     return None

@@ -33,10 +33,10 @@ def peak_memory(device: torch.device) -> Iterator[Peak]:
     On CUDA, the peak is the larger of two numbers: the memory of tensors, and the memory that the allocator took from
     the device. The second one includes fragments and the pools of recorded steps.
 
-    On a CPU, the peak is that of the resident set; without Linux, it is 0. The resident set also includes memory that
-    the heap holds but does not use. Pages of files, such as code that a library runs for the first time, are
-    subtracted, because processes share them. The system does not tell when it mapped these pages. The measured peak is
-    therefore too low by the pages that were mapped after the true peak.
+    On a CPU, the peak of the resident set is measured; without Linux, the result is 0. The resident set also includes
+    memory that the heap holds but does not use. Pages of files, such as code that a library runs for the first time,
+    are subtracted, because processes share them. The system does not tell when it mapped these pages. The measured peak
+    is therefore too low by the pages that were mapped after the true peak.
     """
     peak = Peak()
     gc.collect()
@@ -62,8 +62,8 @@ def objects_so_far_set_aside(device: torch.device) -> Iterator[None]:
     This saves time, because each measurement of memory begins with a garbage collection.
     """
     if device.type == "cuda":
-        # Garbage may hold GPU memory that fused groups need, so collect it first. On a CPU this is left out, because a
-        # full collection takes longer than the steps of small models that are to be measured.
+        # Garbage may hold GPU memory that fused groups need, so collect it first. Do not collect it on a CPU, because a
+        # full collection takes longer than the measured steps of small models.
         gc.collect()
     gc.freeze()
     try:
@@ -115,7 +115,7 @@ def _reset_resident_peak() -> None:
         with open("/proc/self/clear_refs", "w") as file:
             file.write("5")
     except OSError:
-        pass  # The peak is then that of the whole process so far, which is exact only if it grows.
+        pass  # `VmHWM` is then the peak since the process began, so the measured peak may be too large.
 
 
 def _resident(field: str) -> int:

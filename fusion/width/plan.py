@@ -1,7 +1,7 @@
 """Decides how many trials to fuse, from measured values only, without a model, a device or a clock.
 
-K is the width of a group: its number of members. `speedup[K]` is the throughput of K fused trials, divided by that of
-trials that train one after another. `peak_bytes[K]` is the peak memory of K fused trials.
+K is the width of a group: its number of members. `speedup[K]` is the throughput of K fused trials, divided by the
+throughput of trials one after another. `peak_bytes[K]` is the peak memory of K fused trials.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 # Timings on one machine vary by this share, so a smaller gain is not worth a wider group.
 TOLERANCE = 0.03
-# The next group is twice as wide. It may be wider by up to this factor if it then holds all trials.
+# The next width to measure is twice the last one. A group of all trials may be wider than that by up to this factor.
 STRETCH = 1.25
 # A wider group counts as slower if its speedup is lower by more than this share.
 LOSS = 0.1
-# Number of measurements that must agree, so that the agreement is no coincidence.
+# Measuring a width may end early if there are at least this number of measurements, and all agree. Fewer could agree by
+# chance.
 AGREEING = 5
 
 
@@ -96,8 +97,8 @@ def next_width(speedup: Mapping[int, float], trials: int, limit: int | None = No
 def is_clear(measured: Sequence[float], best: float) -> bool:
     """Return whether a width is clearly faster or slower than the best narrower one, so that measuring can stop.
 
-    It is if there are at least 5 measured speedups, and all of them are more than 10 % above `best`, or all are more
-    than 10 % below.
+    There must be at least 5 measured speedups, and all of them must be more than 10 % above `best`, or all more than
+    10 % below it.
 
     >>> is_clear([1.9, 1.7, 2.2, 1.8, 1.9], best=1.0), is_clear([1.9, 1.7, 2.2, 1.8, 1.9], best=1.8)
     (True, False)
@@ -124,7 +125,7 @@ def memory_line(peak_bytes: Mapping[int, int]) -> tuple[int, int]:
     slope = sum((K - mean_K) * (peak - mean_peak) for K, peak in points) / spread if spread else 0.0
     fixed = mean_peak - slope * mean_K
     if slope <= 0 or fixed < 0:
-        # Memory is never negative, and grows with K. If the fit contradicts this, fit a line through the origin.
+        # The fit predicts negative memory, or memory that does not grow with K. Fit a line through the origin instead.
         fixed, slope = 0.0, sum(K * peak for K, peak in points) / sum(K * K for K, _ in points)
     return round(fixed), round(slope)
 

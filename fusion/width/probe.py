@@ -31,7 +31,7 @@ from fusion.width.plan import FusionPlan, best_width, is_clear, memory_limit, me
 
 TimedStep = Callable[[], None]
 
-# Steps before the timing begins. With graphs there are more, because the fourth step is recorded.
+# Number of steps before the timing begins. A step with graphs needs more of them, because its fourth call is recorded.
 _WARM_UP_STEPS = 2
 _WARM_UP_STEPS_OF_GRAPHS = 4
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 50
@@ -118,7 +118,7 @@ class Compiled(NamedTuple):
     """Speedup and cost of compiling a group's step.
 
     Attributes:
-        speedup: Speed of a compiled step, divided by that of the step as written; 1 if it cannot be compiled.
+        speedup: Speed of a compiled step, divided by the speed of the step as written; 1 if it cannot be compiled.
         compile_seconds: Time until the step was compiled, or compiling was refused.
         seconds: Time of a step as written.
     """
@@ -230,7 +230,10 @@ def _obstacle(fused: FusedModel, trials: _Trials) -> Obstacle | None:
 
 
 def _of_groups(peaks: Mapping[int, int]) -> Mapping[int, int]:
-    """Return only the peaks of fused groups if there are several. The peak of a single trial is not on their line."""
+    """Return only the peaks of fused groups, if there are at least 2; else return all peaks.
+
+    The peak of a single trial does not lie on the line through the peaks of groups.
+    """
     groups = {K: peak for K, peak in peaks.items() if K > 1}
     return groups if len(groups) > 1 else peaks
 
@@ -244,7 +247,7 @@ def _fit_one(trials: _Trials, device: torch.device, memory: int | None) -> tuple
     parts = 1
     step: TimedStep | None
     while True:
-        step = None  # free the memory of a step that did not fit, because the next one needs it
+        step = None  # free the memory of the step that did not fit, because the next step needs it
         last = not can_be_split(trials.batch) or len(split(trials.batch, 2 * parts)) <= parts
         try:
             with peak_memory(device) as peak:
@@ -276,8 +279,8 @@ def _race(
         return len(ratios) >= _MIN_ROUNDS and (spent or is_clear(ratios, best))
 
     while not enough():
-        # Run once without timing, because the fused step has filled the cache. A trial that trains alone finds its own
-        # tensors there.
+        # Run once without timing, because the fused step has filled the CPU's cache. A trial that always trains alone
+        # would find its own tensors in the cache.
         _seconds(alone, device)
         times.append(_seconds(alone, device))
         ratios.append(times[-1] * width / _seconds(fused, device))

@@ -47,7 +47,7 @@ def attention(
 
 
 def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
-    """Return the attention weights [N, H, T, S]. With dropout, torch's CPU kernel also computes them explicitly."""
+    """Return the attention weights [N, H, T, S], which dropout needs. Torch's CPU kernel with dropout does the same."""
     scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.mT
     if mask is not None:
         kept = mask if mask.dtype != torch.bool else _additive(~mask, q.dtype)
@@ -94,7 +94,7 @@ def multi_head_attention(
 ) -> Any:
     """`F.multi_head_attention_forward` for one member, with query [T, N, E], key and value [S, N, E].
 
-    N is the first axis in every product. K and N are then adjacent, and attention needs no copies.
+    N is the first axis in every product, so that K and N are adjacent. Attention can then fold K into N without copies.
     """
     extras = (bias_k, bias_v, static_k, static_v)
     if query.dim() != 3 or add_zero_attn or any(extra is not None for extra in extras):
@@ -114,7 +114,7 @@ def multi_head_attention(
         out = attention_NHTS @ v
     else:
         out = F.scaled_dot_product_attention(q, k, v, mask, p, causal)
-    # Keep torch's memory layout, because random numbers are drawn in the order of memory.
+    # Keep torch's memory layout, because a later dropout draws its random numbers in the order of memory.
     out = F.linear(out.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias)
     if not need_weights:
         return out, None

@@ -29,9 +29,12 @@ class _Drawing(local):
 
 _here, _lock = _Drawing(), Lock()
 _torchs: Any = getattr_static(Function, "apply")
-"""Torch's classmethod. It is written in Python up to torch 2.13, and in C from torch 2.14 on."""
+"""Torch's own classmethod `Function.apply`. It is written in Python up to torch 2.13, in C from torch 2.14 on."""
 _users: list[None] = []
-"""One entry for each open block of any thread. The last block to end restores torch's `Function.apply`."""
+"""One entry for each open `functions_member_by_member` block of any thread.
+
+The last block to end restores torch's `Function.apply`.
+"""
 
 
 @contextmanager

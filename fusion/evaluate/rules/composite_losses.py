@@ -1,4 +1,4 @@
-"""Losses that this package implements itself. Under `vmap`, those of torch loop over members or branch on values."""
+"""Losses that this package implements itself. Under `vmap`, torch's own ones loop over members or branch on values."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def triplet_margin(
     if size_average is not None or reduce is not None or not anchor.dim() == positive.dim() == negative.dim():
         return NotImplemented
     if margin <= 0:
-        return NotImplemented  # torch raises an error about the margin
+        return NotImplemented  # torch's own function raises an error about the margin
     near, far = (F.pairwise_distance(anchor, other, p, eps) for other in (positive, negative))
     if swap:
         far = torch.minimum(far, F.pairwise_distance(positive, negative, p, eps))
@@ -104,7 +104,7 @@ def gaussian_nll(
     differing = [of_var for of_input, of_var in zip(input.shape, var.shape) if of_input != of_var]
     if var.dim() != input.dim() or differing not in ([], [1]):
         raise ValueError("var is of incorrect size")
-    raised = var + (eps - var).clamp(min=0).detach()  # at least eps; the gradient is that of the unclamped variance
+    raised = var + (eps - var).clamp(min=0).detach()  # at least eps, with the gradient of `var`
     losses = 0.5 * (raised.log() + (input - target).square() / raised)
     return _reduced(losses + 0.5 * math.log(2 * math.pi) if full else losses, reduction)
 
@@ -117,5 +117,5 @@ def _refuse_below_0(K: int, var: Member) -> Any:
 
 def _reduced(losses: Tensor, reduction: str) -> Any:
     if reduction not in ("none", "mean", "sum"):
-        return NotImplemented  # torch says what is wrong
+        return NotImplemented  # torch's own function raises the error
     return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()

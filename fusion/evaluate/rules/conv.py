@@ -28,7 +28,7 @@ def channels_last(x: Tensor) -> Tensor:
     x = x.contiguous(memory_format=_FORMATS.get(x.dim(), torch.contiguous_format))
     if x.dim() != 4 or x.shape[1] != 1 or x.requires_grad:
         return x
-    # With one channel, both layouts are the same in memory. Only these strides make torch return channels last.
+    # With one channel, both layouts are the same in memory, but torch returns channels last only for these strides.
     _, _, height, width = x.shape
     return x.as_strided(x.shape, (height * width, 1, width, 1))
 
@@ -98,7 +98,7 @@ def transposed(function: Callable[..., Tensor], dims: int) -> Rule:
 def _of_groups(
     function: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, *options: Any
 ) -> Tensor:
-    """Convolve the groups of K members, and keep a NaN or infinity of one member away from the others."""
+    """Convolve the groups of K members, and keep a NaN or infinity of one member away from other members."""
     if not kernel_inputs.mixes_groups(x):
         return function(x, weight, bias, *options)
     return of_finite_gradient(function(finite(x), finite(weight), bias, *options))
@@ -107,8 +107,8 @@ def _of_groups(
 def pooling(function: Callable[..., Any]) -> Rule:
     """Make the rule of a pooling over height and width, with input [N, C, H, W].
 
-    The rule folds K into the channels if K and C are adjacent in memory. Torch would fold K into the batch, which then
-    needs a copy.
+    The rule folds K into the channels if K and C are adjacent in memory. Torch would fold K into the batch, and copy
+    the input for that.
     """
 
     def fold(K: int, input: Member, *args: Any, **kwargs: Any) -> Any:
@@ -145,6 +145,6 @@ def affine_grid(K: int, theta: Member, size: Any, align_corners: bool | None = N
     """`F.affine_grid` with theta [N, 2, 3] or [N, 3, 4]; K is folded into N."""
     theta_K = theta.lead(K)
     if theta_K.dim() != 4 or len(size) not in (4, 5) or theta_K.shape[1] != size[0]:
-        return NotImplemented  # torch says what is wrong
+        return NotImplemented  # torch's own function raises the error
     grid = F.affine_grid(theta_K.flatten(0, 1), [K * size[0], *size[1:]], align_corners)
     return Member(grid.unflatten(0, (K, -1)), 0)

@@ -16,20 +16,20 @@ from fusion.evaluate.rules.member import Member, Rule
 from fusion.streams import Streams
 
 Draws = Callable[..., bool]
-"""A function of a call's arguments. It returns True if the call draws from a global generator, not a given one."""
+"""A function of a call's arguments that returns whether the call draws from a global generator, not a given one."""
 
 
 def member_by_member(function: Callable[..., Any], streams: Streams, *, plain_scalars: bool = False) -> Rule:
     """Make a rule that calls an operator once per member, drawing from that member's stream, and stacks the results.
 
     Args:
-        plain_scalars: If True, each 0-dimensional tensor becomes a plain number for the call. The modules' floats
-            always become plain numbers.
+        plain_scalars: If True, each member's 0-dimensional floating-point tensors become plain numbers for the call. If
+            False, only those become plain numbers that stand for floats of modules.
     """
 
     def rule(K: int, *args: Any, **kwargs: Any) -> Any:
-        # An in-place operator gets a copy of each member's part, because views of one tensor share autograd's count of
-        # writes.
+        # An in-place operator gets a copy of each member's part. With views of one tensor, autograd would take a write
+        # to one view for a write to all.
         in_place = _is_in_place(function, args, kwargs)
         if in_place and args[0].dim is None:
             return NotImplemented
@@ -56,8 +56,9 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 def strides_alone(x_K: Tensor) -> tuple[int, ...]:
     """Return the strides that one member's part of [K, ...] would have if the member ran alone.
 
-    They have no gaps and keep the order of axes in memory, except that channels last becomes channels first. The rules
-    of convolutions use channels last, but a member alone does not. Torch draws random numbers in the order of memory.
+    The strides have no gaps and keep the order of axes in memory, except that channels last becomes channels first. The
+    rules of convolutions use channels last, but a member alone does not. The order matters, because torch draws random
+    numbers in the order of memory.
     """
     dense = torch.empty_like(x_K[0], device="meta")
     last = _CHANNELS_LAST.get(dense.dim())

@@ -100,7 +100,7 @@ def _places(K: int, input: Member, rows: int) -> Tensor:
     place_K = index_K + rows * _numbers(K, index_K)
     if input.dim is None:
         return place_K
-    # An index out of range must not select another member's row. torch raises an error for K * rows.
+    # Replace an index out of range, which would select another member's row, by K * rows. Torch then raises an error.
     return torch.where((index_K >= 0) & (index_K < rows), place_K, K * rows)
 
 

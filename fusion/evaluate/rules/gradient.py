@@ -15,7 +15,7 @@ from fusion.evaluate.rules.member import Member
 
 
 class BackwardInside(RuntimeError):
-    """Raised if an objective calls `backward()`, because these gradients would add to those of the returned loss."""
+    """Raised if an objective calls `backward()`, because its gradients would add to the returned loss's gradients."""
 
 
 class FreezesInside(RuntimeError):
@@ -54,7 +54,7 @@ def gradient(
         return NotImplemented
     given = grad_outputs if isinstance(grad_outputs, list) else [grad_outputs] * len(of)
     if any(g is None and y.value.dim() > (y.dim is not None) for y, g in zip(of, given, strict=True)):
-        return NotImplemented  # torch raises an error: only a scalar needs no `grad_outputs`
+        return NotImplemented  # torch's own function raises an error: only a scalar needs no `grad_outputs`
     of_K = [y.lead(K) for y in of]
     given_K = [torch.ones_like(y) if g is None else g.lead(K) for y, g in zip(of_K, given, strict=True)]
     found = torch.autograd.grad(

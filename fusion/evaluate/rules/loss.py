@@ -29,7 +29,7 @@ def cross_entropy(
         return NotImplemented
     logits_K, target_K = input.lead(K), target.lead(K)
     if target_K.dtype == torch.uint8:
-        target_K = target_K.long()  # as a byte, -100 would be class 156
+        target_K = target_K.long()  # the default `ignore_index`, -100, would be class 156 as a byte
     if logits_K.dim() == 2:
         logits_K, target_K = logits_K.unsqueeze(1), target_K.unsqueeze(1)
         if reduction == "none":
@@ -58,7 +58,8 @@ def _smoothed(
     The loss is affine in the label smoothing. So each member interpolates between the losses for smoothing 0 and 1.
     """
     if logits.dim() > 2 and logits.stride(1) == 1:
-        # Classes lie side by side in memory, as after `logits.movedim(-1, 1)` of tokens. Torch would copy the logits.
+        # Classes lie side by side in memory, as after `logits.movedim(-1, 1)` of tokens. Make them the last axis,
+        # because torch would copy the logits otherwise.
         rows = logits.movedim(1, -1).flatten(0, -2), target.flatten()
         return _smoothed(K, label_smoothing, *rows, weight, ignore_index).view(target.shape)
 

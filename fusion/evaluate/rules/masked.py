@@ -1,4 +1,4 @@
-"""Writes to a part of a tensor: those by a boolean mask, and those at an index."""
+"""Writes to a part of a tensor, which a boolean mask or an index selects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def set_item(K: int, x: Member, index: Any, value: Any) -> Any:
         return NotImplemented
     whole_K, mask_K = x.value.movedim(x.dim, 0), index.lead(K)
     if mask_K.shape != whole_K.shape[: mask_K.ndim]:
-        return NotImplemented  # torch says what is wrong
+        return NotImplemented  # torch's own function raises the error
     mask_K = mask_K.reshape(*mask_K.shape, *(1,) * (whole_K.ndim - mask_K.ndim))
     if isinstance(value, Member):
         numbers_K: Tensor = value.lead(K).to(whole_K.dtype).reshape(K, *(1,) * (whole_K.ndim - 1))
@@ -34,6 +34,6 @@ def set_item(K: int, x: Member, index: Any, value: Any) -> Any:
 def select_scatter(input: Tensor, src: Tensor, dim: int, index: int) -> Any:
     """`torch.select_scatter`. Under `vmap`, torch's own computes a wrong gradient of `src` (torch 2.13)."""
     if not -input.dim() <= dim < input.dim() or not -input.shape[dim] <= index < input.shape[dim]:
-        return NotImplemented  # torch says what is wrong
+        return NotImplemented  # torch's own function raises the error
     start = index % input.shape[dim]
     return torch.slice_scatter(input, src.unsqueeze(dim), dim, start, start + 1)

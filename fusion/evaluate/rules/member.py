@@ -18,7 +18,8 @@ from torch import Tensor
 from torch._C import _functorch as functorch
 from torch._functorch.pyfunctorch import VmapInterpreter, retrieve_current_functorch_interpreter
 
-# Called as `rule(K, *args, **kwargs)` with a `Member` for each tensor. Returns `Member` results, or `NotImplemented`.
+# A rule is called as `rule(K, *args, **kwargs)`, with a `Member` for each tensor. It returns its results as
+# `Member`, or `NotImplemented` if it does not apply.
 Rule = Callable[..., Any]
 
 
@@ -35,7 +36,10 @@ class Member(NamedTuple):
         return self.value.movedim(self.dim, 0)
 
     def numbers(self) -> list[float]:
-        """Return the K numbers of a tensor that is 0-dimensional in each member; floats of modules are not rounded."""
+        """Return the K numbers of a tensor that is 0-dimensional in each member.
+
+        Numbers that modules hold as floats keep Python's precision, even if the tensor is float32.
+        """
         return vars(self.value).get("numbers") or [float(x) for x in self.value.tolist()]
 
     def at(self, K: int, dim: int) -> Tensor:

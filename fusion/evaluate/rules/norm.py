@@ -51,7 +51,7 @@ def _flat(p: Member, K: int) -> Tensor:
 
 
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Tensor:
-    """`F.normalize`. `vmap` does not support `out`, which torch's spectral norm uses, so the result is copied there."""
+    """`F.normalize`. `vmap` does not support `out`, which torch's spectral norm uses, so the result is copied to it."""
     normalized = input / input.norm(p, dim, keepdim=True).clamp_min(eps).expand_as(input)
     return normalized if out is None else out.copy_(normalized)
 

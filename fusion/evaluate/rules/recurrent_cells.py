@@ -31,9 +31,10 @@ class ByHand(NamedTuple):
             will be needed.
         backward: `(grad, grad_last, weight, kept)` -> gradient of the gates [T, K, G*H, N]. `grad` holds the gradients
             of the initial state and of all outputs, [1 + T, K, H, N]. `grad_last` is the gradient of the last state
-            without the output. The function writes the total gradients of the same states into `grad`, and that of the
-            initial state without the output into `grad_last`. For gates that are not summed, the result has the
-            gradient of the state term in the gate's place. The gradient of the input term follows after all gates.
+            without the output. The function writes the total gradients of the same states into `grad`, and the total
+            gradient of the initial state without the output into `grad_last`. For a gate that is not summed, the result
+            has the gradient of the state term in the gate's place. The gradient of the input term follows after all
+            gates.
     """
 
     summed: int
@@ -87,8 +88,8 @@ def _lstm_forward(
 def _lstm_backward(grad: Tensor, grad_last: State, weight: Tensor, kept: Saved) -> Tensor:
     gates, cells, tanhs = kept
     i, f, g, o = gates.chunk(4, 2)
-    # Compute for all steps at once the factors that need no incoming gradient. They are the derivatives with respect to
-    # the gates, and that of the output with respect to the cell.
+    # Compute for all steps at once the factors that need no incoming gradient. These are the derivatives with respect
+    # to the gates, and the derivative of the output with respect to the cell.
     slopes = torch.empty_like(gates)
     slope_i, slope_f, slope_g, slope_o = slopes.chunk(4, 2)
     _sigmoid_backward(g, i, grad_input=slope_i)
@@ -143,7 +144,7 @@ def _gru_backward(grad: Tensor, grad_last: State, weight: Tensor, kept: Saved) -
     r_z, from_state, new, outputs = kept
     T, K, H, N = new.shape
     r, z = r_z.chunk(2, 2)
-    slopes = new.new_empty(T, K, 4, H, N)  # with respect to r, z, the state term and the input term of n
+    slopes = new.new_empty(T, K, 4, H, N)  # derivatives with respect to r, z, and the state and input terms of n
     slope_r, slope_z, slope_state, slope_n = slopes.unbind(2)
     _sigmoid_backward(from_state, r, grad_input=slope_r)
     _sigmoid_backward(outputs[:-1] - new, z, grad_input=slope_z)

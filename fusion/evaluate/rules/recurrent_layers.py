@@ -31,7 +31,7 @@ def recurrent(function: Callable[..., Any], cell: Cell) -> Rule:
         if settings and isinstance(settings[0], list):
             return _packed(cell, K, input, hx, params, *settings, streams=streams)
         if not isinstance(params, list) or len(settings) != 6 or isinstance(settings[2], Member):
-            return NotImplemented  # for example, the dropout probability differs between members
+            return NotImplemented  # for example because the dropout probability differs between members
         states = hx if isinstance(hx, list) else [hx]
         *options, batch_first = settings
         dropout = options[2] if options[3] else 0.0
@@ -67,7 +67,7 @@ def recurrent_cell(cell: Cell) -> Rule:
 
 
 def pack(function: Callable[..., Any]) -> Rule:
-    """Make the rule of torch's kernel that packs or pads sequences; the K axis follows time steps and examples."""
+    """Make the rule of torch's kernel that packs or pads sequences. It puts K after the axes of time and examples."""
 
     packs = function is torch._pack_padded_sequence
 

@@ -85,7 +85,7 @@ def recurrence(
     if cell.by_hand is None or projection_KHP is not None:
         return unrolled(cell, x_KTNI, state, weights, projection_KHP)
     x, *weights = (cast(t) for t in (x_KTNI, *weights))
-    x = x.flatten(1, 2).unflatten(1, x.shape[1:3])  # the memory layout that the products need
+    x = x.flatten(1, 2).unflatten(1, x.shape[1:3])  # in the memory layout that the products need
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights, *state))
     out, *last = _Recurrence.apply(cell, cell.by_hand, keep, x, *weights, *state)  # type: ignore[no-untyped-call]
     return out, (out[:, -1], *last)
@@ -167,7 +167,9 @@ def _recorded(
 
     The hand-written gradient cannot be differentiated. Return None for inputs that need no gradient.
     """
-    x, *rest = (t.view_as(t) for t in given)  # If one input was computed from another, views cut this dependence.
+    # Differentiate with respect to views. Even if one input was computed from another, no gradient flows between the
+    # views.
+    x, *rest = (t.view_as(t) for t in given)
     out, state = unrolled(cell, x, tuple(rest[4:]), rest[:4])
     wanted = [t for t, need in zip((x, *rest), needed) if need]
     found = iter(torch.autograd.grad((out, *state[1:]), wanted, grads, create_graph=True))

@@ -86,13 +86,14 @@ DRAWING_RULES: dict[Any, Rule] = {
     torch.rnn_relu: recurrent(torch.rnn_relu, RNN_RELU),
 }
 
-# If members share a tensor, each gets its own copy after these functions, because their gradients will differ.
+# If members share a tensor, these functions give each member its own copy, because the members' gradients will differ.
 REQUIRING: dict[Any, Rule] = {Tensor.requires_grad_: requires_grad, Tensor.requires_grad.__set__: requires_grad}  # type: ignore[attr-defined]
 
-# These functions make empty tensors. Code may fill one in place later, so the tensor must have room for each member.
+# Functions that make empty tensors. Code may fill such a tensor in place later, so it must have room for each member.
 UNFILLED = {torch.empty, torch.empty_like, Tensor.new_empty}
 
-# Results of these functions may share memory with an object that is no tensor, such as a NumPy array.
+# Functions whose results may share memory with an object that is no tensor, such as a NumPy array. `_is_new` therefore
+# returns False for their results.
 HELD = {torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, torch.utils.dlpack.from_dlpack}
 
 # Functions written for one member. They run inside `vmap`, and call operators that have rules.
@@ -103,7 +104,7 @@ COMPOSITES: dict[Any, Rule] = {
     F.bilinear: bilinear,
     F.gaussian_nll_loss: gaussian_nll,
     F.kl_div: kl_div,
-    getattr(F, "linear_cross_entropy", None): linear_cross_entropy,  # from torch 2.13 on
+    getattr(F, "linear_cross_entropy", None): linear_cross_entropy,  # exists from torch 2.13 on
     F.margin_ranking_loss: margin_ranking,
     F.triplet_margin_loss: triplet_margin,
     F.leaky_relu: leaky_relu,
@@ -149,7 +150,8 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
     ) -> Any:
         kwargs = kwargs or {}
         if self._own:
-            # Keep a size as it is: `x.new(torch.Size((2, 3)))` has this size, but `x.new((2, 3))` has these elements.
+            # Do not let `tree_map` make a tuple of a size: `x.new(torch.Size((2, 3)))` has this size, but
+            # `x.new((2, 3))` has these elements.
             args, kwargs = tree_map(self.of_each, (args, kwargs), is_leaf=lambda x: isinstance(x, torch.Size))
         first: Any = args[0] if args else None
         if self._is_fresh(first) and _writes(func):
@@ -184,7 +186,7 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
         elif self._fresh and not (isinstance(result, Tensor) and is_batched(result)):
             for x in filter(self._is_fresh, tree_leaves((args, kwargs))):
                 if _views(result, x):
-                    del self._fresh[id(x)]  # writes into the members' own copies would not reach this view
+                    del self._fresh[id(x)]  # `x` stays shared: writes into copies would not reach this view
         return result
 
     def _is_fresh(self, x: Any) -> bool:
@@ -233,7 +235,7 @@ def _views(result: Any, tensor: Tensor) -> bool:
     if not plain or is_batched(tensor):
         return False
     if any(map(_is_wrapped, [tensor, *plain])):
-        return True  # inside another transform
+        return True  # another transform hides the memory, so any tensor may be a view
     place = tensor.untyped_storage().data_ptr()
     return any(x.untyped_storage().data_ptr() == place for x in plain)
 
