@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from threading import Lock, local
+from threading import local
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_any
 
+from fusion.evaluate.replaced import Replaced
 from fusion.evaluate.rules.drawing import member_by_member
 from fusion.evaluate.rules.member import Member, fold
 from fusion.streams import Streams
@@ -99,13 +100,15 @@ class PlainFloats(TorchFunctionMode):
 
     def __enter__(self) -> Any:
         """Make `round` and the functions of `math` also accept floats that differ by member."""
-        _STAND_INS.enter(self)
+        _here.active = (*_here.active, self)
+        _REPLACED.__enter__()
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         """Restore `round` and the functions of `math`."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        _STAND_INS.leave()
+        _here.active = _here.active[:-1]
+        _REPLACED.__exit__()
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -212,39 +215,23 @@ _AUGMENTED: dict[Any, Any] = {
 """Maps in-place functions (`s *= 2`) to ordinary ones (`s * 2`), because a setting, like a float, never changes."""
 
 
-class _StandIns:
-    """Replacements of `round` and all functions of `math` while a mode is active. Each thread has its own modes."""
+class _Modes(local):
+    """The modes that this thread has entered, the innermost last."""
 
-    def __init__(self) -> None:
-        of_math = {name: x for name, x in vars(math).items() if callable(x) and not name.startswith("_")}
-        self._places = [(vars(math), of_math), (vars(builtins), {"round": round})]
-        self._own = [{name: partial(self._call, x) for name, x in known.items()} for _, known in self._places]
-        self._lock, self._users, self._here = Lock(), 0, local()
-
-    def enter(self, mode: PlainFloats) -> None:
-        self._here.modes = [*vars(self._here).get("modes", ()), mode]
-        with self._lock:
-            self._users += 1
-            if self._users == 1:
-                for (place, _), own in zip(self._places, self._own):
-                    place.update(own)
-
-    def leave(self) -> None:
-        self._here.modes.pop()
-        with self._lock:
-            self._users -= 1
-            if not self._users:
-                for place, known in self._places:
-                    place.update(known)
-
-    def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        modes = vars(self._here).get("modes")
-        if modes and any(isinstance(x, Tensor) for x in args):
-            return modes[-1].of_numbers(function, *args, **kwargs)
-        return function(*args, **kwargs)
+    active: tuple[PlainFloats, ...] = ()
 
 
-_STAND_INS = _StandIns()
+_here = _Modes()
+
+
+def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if _here.active and any(isinstance(x, Tensor) for x in args):
+        return _here.active[-1].of_numbers(function, *args, **kwargs)
+    return function(*args, **kwargs)
+
+
+_MATH = {name: partial(_call, x) for name, x in vars(math).items() if callable(x) and not name.startswith("_")}
+_REPLACED = Replaced({math: _MATH, builtins: {"round": partial(_call, round)}})
 
 
 def _agree(values: Sequence[Any]) -> bool:

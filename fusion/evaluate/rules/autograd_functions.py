@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from inspect import getattr_static
-from threading import Lock, local
+from threading import local
 from typing import Any
 
 from torch import Tensor
 from torch.autograd import Function
 from torch.utils._pytree import tree_leaves
 
+from fusion.evaluate.replaced import Replaced
 from fusion.evaluate.rules.drawing import member_by_member
 from fusion.evaluate.rules.member import fold
 from fusion.streams import Streams
@@ -27,14 +27,22 @@ class _Drawing(local):
     streams: Streams | None = None
 
 
-_here, _lock = _Drawing(), Lock()
-_torchs: Any = getattr_static(Function, "apply")
-"""Torch's own classmethod `Function.apply`. It is written in Python up to torch 2.13, in C from torch 2.14 on."""
-_users: list[None] = []
-"""One entry for each open `functions_member_by_member` block of any thread.
+_here = _Drawing()
 
-The last block to end restores torch's `Function.apply`.
-"""
+
+def _apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+    """Replace `Function.apply`; see `functions_member_by_member`."""
+    has_rule = cls.generate_vmap_rule or cls.vmap is not Function.vmap
+    follows = has_rule and cls.setup_context is not Function.setup_context
+    calls = any(callable(x) and not isinstance(x, Tensor) for x in tree_leaves((args, kwargs)))
+    # Torch's classmethod is written in Python up to torch 2.13, in C from torch 2.14 on.
+    result, own = NotImplemented, _replaced.originals[Function]["apply"].__get__(None, cls)
+    if _here.streams is not None and not follows and not calls:
+        result = fold(member_by_member(own, _here.streams), args, kwargs, draws=True)
+    return own(*args, **kwargs) if result is NotImplemented else result
+
+
+_replaced = Replaced({Function: {"apply": classmethod(_apply)}})
 
 
 @contextmanager
@@ -44,27 +52,9 @@ def functions_member_by_member(streams: Streams) -> Iterator[None]:
     Torch still raises an error if a function uses members' tensors that are not arguments, or if an argument is a
     function.
     """
-    with _lock:
-        if not _users:
-            Function.apply = classmethod(_apply)  # type: ignore[method-assign, assignment]
-        _users.append(None)
-    before, _here.streams = _here.streams, streams
-    try:
-        yield
-    finally:
-        _here.streams = before
-        with _lock:
-            _users.pop()
-            if not _users:
-                Function.apply = _torchs  # type: ignore[method-assign]
-
-
-def _apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-    """Replace `Function.apply`; see `functions_member_by_member`."""
-    has_rule = cls.generate_vmap_rule or cls.vmap is not Function.vmap
-    follows = has_rule and cls.setup_context is not Function.setup_context
-    calls = any(callable(x) and not isinstance(x, Tensor) for x in tree_leaves((args, kwargs)))
-    result, own = NotImplemented, _torchs.__get__(None, cls)
-    if _here.streams is not None and not follows and not calls:
-        result = fold(member_by_member(own, _here.streams), args, kwargs, draws=True)
-    return own(*args, **kwargs) if result is NotImplemented else result
+    with _replaced:
+        before, _here.streams = _here.streams, streams
+        try:
+            yield
+        finally:
+            _here.streams = before
