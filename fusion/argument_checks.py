@@ -126,7 +126,7 @@ def is_norm(value: Any) -> bool:
     return value is None or number(lambda norm: norm > 0)(value)
 
 
-is_finite = number(lambda value: 0 <= value < math.inf)
+is_not_negative = number(lambda value: 0 <= value < math.inf)
 is_positive = number(lambda value: 0 < value < math.inf)
 is_fraction = number(lambda value: 0 <= value < 1)
 is_share = number(lambda value: 0 <= value <= 1)

@@ -9,10 +9,10 @@ from typing import Any
 
 from fusion.argument_checks import (
     is_count,
-    is_finite,
     is_flag,
     is_fraction,
     is_norm,
+    is_not_negative,
     is_positive,
     is_share,
     number,
@@ -135,7 +135,7 @@ KEYS: Mapping[str, Key] = {
     "nesterov": _of_optimizer(bool, is_flag, "True or False", sgd=False, muon=True),
     "dampening": _of_optimizer(float, is_share, "in [0, 1]", sgd=0.0),
     "weight_decay": _of_optimizer(
-        float, is_finite, "a finite number >= 0", **{**dict.fromkeys(OPTIMIZERS, 0.0), "adamw": 0.01, "muon": 0.1}
+        float, is_not_negative, "a finite number >= 0", **{**dict.fromkeys(OPTIMIZERS, 0.0), "adamw": 0.01, "muon": 0.1}
     ),
     "adjust_lr_fn": _of_optimizer(
         str, lambda value: value in ADJUSTMENTS, f"one of {', '.join(ADJUSTMENTS)}", muon="match_rms_adamw"
@@ -144,7 +144,7 @@ KEYS: Mapping[str, Key] = {
     "beta1": _of_optimizer(float, is_fraction, "in [0, 1)", **dict.fromkeys((*_ADAMS, "lion"), 0.9)),
     "beta2": _of_optimizer(float, is_fraction, "in [0, 1)", **dict.fromkeys(_ADAMS, 0.999), lion=0.99),
     "beta2_decay": _of_optimizer(
-        float, number(lambda value: is_finite(-value)), "a finite number <= 0", adafactor=-0.8
+        float, number(lambda value: is_not_negative(-value)), "a finite number <= 0", adafactor=-0.8
     ),
     "d_coef": _of_optimizer(float, is_positive, "a finite number > 0", prodigy=1.0),
     "d0": _of_optimizer(float, is_positive, "a finite number > 0", prodigy=1e-6),
@@ -194,8 +194,10 @@ KEYS: Mapping[str, Key] = {
         defaults={"cosine": 0.0, "linear": 0.0, "wsd": 0.0},
     ),
     "warmup": Key(float, is_fraction, "a share of the training, in [0, 1)", "schedule", 0.0),
-    "warmup_epochs": Key(float, is_finite, _EPOCHS, "schedule", 0.0),
-    "rescale_warmup_epochs": Key(float, is_finite, _EPOCHS, "full-size stage on Ray, where workers are added", 1.0),
+    "warmup_epochs": Key(float, is_not_negative, _EPOCHS, "schedule", 0.0),
+    "rescale_warmup_epochs": Key(
+        float, is_not_negative, _EPOCHS, "full-size stage on Ray, where workers are added", 1.0
+    ),
 }
 """All keys. Optimizers of torch and the step schedule have torch's defaults, except for `adjust_lr_fn`.
 

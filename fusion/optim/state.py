@@ -151,7 +151,7 @@ class OptimizerState:
         self._tabulate()
 
     def take_hyperparameters(self, other: OptimizerState) -> None:
-        """Replace hyperparameters and learning rate multipliers by those of another optimizer; keep the other state.
+        """Replace hyperparameters and multipliers by those of another optimizer; keep the other state.
 
         The averages of Schedule-Free members stay as they are.
 
@@ -164,7 +164,8 @@ class OptimizerState:
         kinds = [[hp.kind for hp in each.members] for each in (self, other)]
         require(self.names == other.names and kinds[0] == kinds[1], "other", kinds[1], f"an optimizer of {kinds[0]}")
         before, self.members = self.members, list(other.members)
-        self._lr_multipliers_KP = other._lr_multipliers_KP.to(self._lr_multipliers_KP.device)
+        for name in ("_lr_multipliers_KP", "_decay_multipliers_KP"):
+            setattr(self, name, getattr(other, name).to(getattr(self, name).device))
         for k, apart in list(self._apart.items()):
             if before[k] != self.members[k]:
                 del self._apart[k]
@@ -218,7 +219,7 @@ class OptimizerState:
         Args:
             state_dict: The state of as many members as the model has, or of more.
             members: Indices of the members in `state_dict` to load, in this order; None for all.
-            hyperparameters: If True, restore hyperparameters and learning rate multipliers, too. If False, keep those
+            hyperparameters: If True, restore hyperparameters and multipliers, too. If False, keep those
                 of this optimizer; the averages of Schedule-Free members are still those that were saved.
 
         Raises:
@@ -242,6 +243,7 @@ class OptimizerState:
         if hyperparameters:
             self.members = before
             self._lr_multipliers_KP = state_dict["lr_multipliers"][chosen]
+            self._decay_multipliers_KP = state_dict["weight_decay_multipliers"][chosen]
         self._moments = {}
         for name, moments in state_dict["state"].items():
             for key, moment in moments.items():
@@ -253,7 +255,6 @@ class OptimizerState:
         if state_dict["schedule"] is not None:
             table_SK, at = state_dict["schedule"]
             self._schedule_SK, self._next = table_SK[:, chosen], at.clone()
-        self._decay_multipliers_KP = state_dict["weight_decay_multipliers"][chosen]
         self._tabulate()
         self._apart = {}
         saved = state_dict.get("apart", [None] * K)

@@ -179,6 +179,24 @@ def test_the_state_of_another_optimizer_is_not_taken_for_its_own() -> None:
         )
 
 
+def test_without_the_hyperparameters_of_a_state_its_multipliers_stay_behind_too() -> None:
+    fused, opt = made({"optimizer": "sgd", "lr": 0.1, "weight_decay": 0.1})
+    train(fused, opt)
+    config = {"optimizer": "sgd", "lr": 0.2, "weight_decay": 0.2}
+    factors = {"lr_multipliers": 3.0, "weight_decay_multipliers": 5.0}
+    given = {name: {"sgd": {"0.weight": factor}} for name, factor in factors.items()}
+    loading, plain = (fused_optimizer(fused, [config] * K, **given) for _ in range(2))
+    loading.load_state_dict(opt.state_dict(), hyperparameters=False)
+    taking = fused_optimizer(fused, [config] * K)
+    taking.take_hyperparameters(plain)
+    for each in (loading, taking):
+        for name in given:
+            assert torch.equal(each.state_dict()[name], plain.state_dict()[name])
+    loading.load_state_dict(opt.state_dict())
+    for name in given:
+        assert torch.equal(loading.state_dict()[name], opt.state_dict()[name])
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "adagrad", "schedule_free_sgd"])
 def test_members_that_are_chosen_in_inference_mode_train_on(optimizer: str) -> None:
     """A first evaluation makes state that steps write to; `keep`, `concat` and `unfuse` make new tensors."""
