@@ -25,7 +25,7 @@ from hydro_rasda.contracts import Devices, Group, Span, Task, Widths, group_key
 from hydro_rasda.heats.choose_groups import WaitingKind, next_groups
 from hydro_rasda.heats.fusion_kinds import find_kinds
 from hydro_rasda.history.history import History
-from hydro_rasda.history.lines import Unit
+from hydro_rasda.history.lines import WIDTHS_OF, Unit
 from hydro_rasda.run.crash_log import training_of
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import Continue
@@ -267,7 +267,7 @@ class Dispatcher:
     def _plan(self, device: int, of_kind: Mapping[str, Iterable[int]]) -> None:
         """Read from the journal how to group these kinds. If the journal does not say, let the device measure it."""
         run, machine = self._run, self._devices.machine(device)
-        names = {kind: f"{self._heat.name}/widths-of-{kind} on {machine}" for kind in of_kind}
+        names = {kind: f"{self._heat.name}{WIDTHS_OF}{kind} on {machine}" for kind in of_kind}
         trials = {
             kind: [run.history.trials[n] for n in of] for kind, of in of_kind.items() if not run.store.done(names[kind])
         }

@@ -15,6 +15,10 @@ JournalLine = dict[str, Any]
 """One line of the journal: a dict of plain values, whose key "event" names the kind of the line."""
 
 
+WIDTHS_OF = "/widths-of-"
+"""Part of the key of a unit that says how wide a heat fuses models: `HEAT/widths-of-KIND on MACHINE`."""
+
+
 EpochTold = tuple[int, int, Mapping[str, Any]]
 """The number of a full-size trial, how many epochs it has trained, and its metrics after the last of them."""
 

@@ -33,6 +33,7 @@ from typing import Any
 from hydro_rasda.history.full_size import BY_SCORE, refit_key, tried_targets
 from hydro_rasda.history.history import CALL, DONE, ENTERED, KINDS_FROM, Live
 from hydro_rasda.history.lines import (
+    WIDTHS_OF,
     EpochTold,
     JournalLine,
     Unit,
@@ -46,8 +47,6 @@ from hydro_rasda.history.winner import best_of
 from hydro_rasda.run.crash_log import DROPPED
 from hydro_rasda.run.events import TrialEnded
 from hydro_rasda.run.state import Run
-
-_WIDTHS = "sweep/widths-of-"
 
 
 def hear(run: Run, epochs: int, metrics: Mapping[str, Iterable[float]], told: Sequence[EpochTold] = ()) -> None:
@@ -194,7 +193,7 @@ def try_dropped_again(run: Run) -> None:
         run.say(f"trials {', '.join(map(str, numbers))} are tried again, as `resume` is 'changed'")
         keys += [key for key in (ENTERED, DONE) if key in units]  # so that the race is decided anew, too
     # Also measure again the group sizes that were only assumed, perhaps because measuring them killed processes.
-    keys += [key for key, unit in units.items() if key.startswith(_WIDTHS) and unit.value.get("assumed")]
+    keys += [key for key, unit in units.items() if WIDTHS_OF in key and unit.value.get("assumed")]
     run.store.forget(keys)
     for number in built:
         run.store.record(retry_key(number), Unit(None, [{"event": "retried", "trial": number}]))

@@ -10,7 +10,7 @@ from typing import Any
 
 from hydro_rasda.common.console import duration
 from hydro_rasda.common.short_values import counted, error_line, show
-from hydro_rasda.history.lines import jsonable
+from hydro_rasda.history.lines import WIDTHS_OF, jsonable
 from hydro_rasda.records.optuna_study import RANGE
 from hydro_rasda.records.records import RunRecord, by_heat, in_heat
 from hydro_rasda.records.report import (
@@ -33,7 +33,6 @@ from hydro_rasda.settings.config import SEARCHERS, RaceConfig, SweepConfig, Tune
 Facts = dict[str, str]
 """A table of two columns: names, and texts."""
 
-_MACHINE = "sweep/widths-of-"
 _NORMAL = re.compile(r"float normal\(-inf, inf(?:, q=(?P<q>.+))?, mean=(?P<mean>.+), sd=(?P<sd>.+)\)")
 
 
@@ -123,7 +122,7 @@ def environment(asked: Mapping[str, Any], units: Mapping[str, Any]) -> Facts:
     """Say on which machine, with which versions and on which devices the run was made."""
     facts = {name: _words(value) for name, value in asked.get("environment", {}).items()}
     facts.setdefault("python", asked.get("python", ""))
-    machines = dict.fromkeys(key.partition(" on ")[2] for key in units if key.startswith(_MACHINE))
+    machines = dict.fromkeys(key.partition(" on ")[2] for key in units if WIDTHS_OF in key)
     facts |= {"measured on": "; ".join(machines), "training data": _words(asked.get("train_data"))}
     facts["validation data"] = _words(asked.get("val_data"))
     model = asked.get("model") or {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from hydro_rasda.contracts import Event, Finished, History, Task, Widths
 from hydro_rasda.heats.finalists import LINEAR
 from hydro_rasda.heats.group_queue import Dispatcher
 from hydro_rasda.history.lineage import Ancestor, lineages, schedule_of, smoothed
+from hydro_rasda.history.lines import WIDTHS_OF, Unit
 from hydro_rasda.problem.problem import OwnLoop
 from hydro_rasda.run.crash_log import training_of
 from hydro_rasda.run.events import RungDecided
@@ -324,6 +325,17 @@ def test_a_trial_that_was_dropped_while_it_was_built_is_tried_again_and_no_other
         assert not read.history.failures
     lines = [line for unit in run.store.units().values() for line in unit.lines]
     assert len([line for line in lines if line["event"] == "trial" and line["trial"] == 2]) == 1
+    run.store.close()
+
+
+@pytest.mark.parametrize("heat", ["sweep", "middle"])
+def test_group_sizes_that_were_assumed_are_measured_again_with_dropped_trials(run: Run, heat: str) -> None:
+    """Measuring them may have killed processes."""
+    assumed, measured = (f"{heat}{WIDTHS_OF}{kind} on a machine" for kind in ("assumed", "measured"))
+    for key in (assumed, measured):
+        run.store.record(key, Unit(asdict(Widths(1, assumed=key == assumed))))
+    try_dropped_again(run)
+    assert [*run.store.units()] == [measured]
     run.store.close()
 
 
