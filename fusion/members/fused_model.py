@@ -482,8 +482,7 @@ class FusedModel(StackedTensors):
         """Append copies of the members of `other`, in place.
 
         Raises:
-            ValueError: if the structures differ. Also if a plain attribute differs that modules change while they run,
-                such as a counter.
+            ValueError: if structures differ, or plain attributes that modules change while they run, such as counters.
         """
         check_fused(other, "other")
         check_same((self.key, other.key), "models")

@@ -350,10 +350,7 @@ class History(Curves):
             self.checked[key] = unit.value
 
     def plan_middle(self, unit: Unit) -> None:
-        """Set `middle` to the plan of the middle heat; to None if the unit says why there is no such heat.
-
-        This must come before any trial is admitted, because the states of the heats begin anew.
-        """
+        """Set `middle` to the plan, or to None if there is none. States of heats begin anew: do so before any trial."""
         self.middle = MiddlePlan(**unit.value) if isinstance(unit.value, dict) else None
         for heat in self.heats.values():
             heat.state = self.new_state(heat.name)
@@ -471,10 +468,7 @@ class History(Curves):
                 heat.state.come(number, {epoch: self.score_at(name, number, epoch) for epoch in epochs})
 
     def place(self) -> None:
-        """Compute all places (`Comparison.places`) at each milestone that a new trial has reached.
-
-        Without several metrics or bounds, do nothing, because scores order the trials.
-        """
+        """If places order the trials (`Comparison.places`), compute all at each milestone that a new trial reached."""
         for stop in sorted(self._unplaced):
             values = {number: self.values_at("sweep", number, stop) for number in self.sweep.scores[stop]}
             self.sweep.place(stop, self.settings.comparison.places(values))
