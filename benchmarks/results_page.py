@@ -20,6 +20,7 @@ PAGE = Path(__file__).parent / "RESULTS.md"
 AUTHORS: tuple[Callable[[Path], Iterable[Answer]], ...] = (
     tune.sooner,
     tune.as_good,
+    tune.at_smaller_prices,
     tune.against_peers,
     tune.in_own_loops,
     tune.in_reinforcement_learning,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks import own_loop, own_loop_ppo, peers, scale
 from benchmarks.answers.answer import NOT_RUN, Answer, machine_of, machines_of
@@ -117,9 +117,10 @@ def _sweep(cells: Sequence[Cell]) -> str:
 
 
 def _range(values: Sequence[Spread | None]) -> str:
-    """Return the least and the most of some medians as text."""
+    """Return the least and the most of some medians as text, such as "2.0 to 3.1"."""
     medians = [value.median for value in values if value is not None]
-    return f"{min(medians):.1f} to {max(medians):.1f}"
+    low, high = f"{min(medians):.1f}", f"{max(medians):.1f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _median(value: Spread | None) -> float:
@@ -195,6 +196,47 @@ def _by_task(folder: Path) -> Iterator[Answer]:
     )
     where = machines_of(cell["environment"] for task in tasks for cell in task.cells)
     yield Answer("On which tasks is it better, and on which worse?", meaning, columns, rows, _sources(folder), where)
+
+
+PRICES = {"tune": "3", "tune_two": "2", "tune_one": "1"}
+"""`full_trainings` of each method."""
+
+
+def at_smaller_prices(folder: Path) -> Iterator[Answer]:
+    """Tell how fast and how good `tune` is with `full_trainings` of 2 and 1, on tasks where 1 was run."""
+    rows, ones, environments = list[tuple[str, ...]](), list[MethodRow](), list[dict[str, Any]]()
+    for task, methods in read_cells(folder / "vs_asha").items():
+        if "tune_one" not in methods:
+            continue
+        between_seeds = seed_spread([cell for of_method in methods.values() for cell in of_method])
+        for method in PRICES.keys() & {*methods}:
+            own = vs_asha_row(methods[method], methods[baseline_of(methods)])
+            environments += [cell["environment"] for cell in methods[method]]
+            ones += [own] * (method == "tune_one")
+            better = round(own.gain.median / between_seeds, 1) + 0.0 if own.gain else math.nan
+            name = TASK_NAMES[task] + " (older defaults)" * (not is_of_today(methods[method]))
+            measured = show(own.speedup, "x"), show(own.floors), f"{better:+.1f} spreads", how_often(own)
+            rows.append((name, PRICES[method], *measured, f"{own.timed} of {own.cells}"))
+    if not rows:
+        return
+    columns = (
+        "task",
+        "`full_trainings`",
+        "times as fast as ASHA",
+        "cost, in full trainings of the winner",
+        "its model tests better than ASHA's by",
+        "runs that reach ASHA's validation score",
+        "timed runs",
+    )
+    yield Answer(
+        "What do smaller prices give, for wide models?",
+        f"With `full_trainings=1`, a search costs {_range([own.floors for own in ones])} full trainings. It is "
+        f"{_range([own.speedup for own in ones])} times as fast as ASHA.",
+        columns,
+        sorted(rows, key=lambda row: (row[0].partition(" (")[0], row[1])),
+        ["vs_asha.md"],
+        machines_of(environments),
+    )
 
 
 def against_peers(folder: Path) -> Iterator[Answer]:

@@ -71,7 +71,7 @@ def restricted(space: Space, config: Mapping[str, Any]) -> dict[str, Any]:
         own = {name: config[name] for name in names}
         fitting = [each for each in value.categories if names <= reachable(each).keys() and _agrees(each, own)]
         require(bool(fitting), key, own, "values of one branch of `space`")
-        # Of these branches, keep those that can draw the values. If none can, keep all, because any may be meant.
+        # Among these branches, keep those that can draw the values. If none can, keep all, because any may be meant.
         fitting = [each for each in fitting if _draws(each, own)] or fitting
         found[key] = Categorical([restricted(each, own) for each in fitting])
     return found

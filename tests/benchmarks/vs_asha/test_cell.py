@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.answers.tune import as_good, sooner
+from benchmarks.answers.tune import as_good, at_smaller_prices, sooner
 from benchmarks.result_files import DEFAULT_DATA, save_lines
 from benchmarks.tasks.load import ON_GPU, TASKS, load_task
 from benchmarks.tasks.task import Task
@@ -186,6 +186,24 @@ def example(method: str, seed: int, wall: float, test: float, retrained: float) 
         },
         "events": [*events, [wall, 7, 1, 27, test, test]],
     }
+
+
+def test_smaller_prices_stand_beside_the_default(tmp_path: Path) -> None:
+    """Spread 0.07: a test score of 0.97 is better than 0.9 by one. A training takes half a second."""
+    assert not [*at_smaller_prices(tmp_path)]
+    (tmp_path / "vs_asha").mkdir()
+    for method, wall, test in (("ray_asha", 12.0, 0.9), ("tune", 3.0, 0.9), ("tune_one", 1.0, 0.97)):
+        for seed in (0, 1):
+            cell = example(method, seed, wall, test, test - 0.1)
+            (tmp_path / "vs_asha" / f"digits-{method}-{seed}.json").write_text(json.dumps(cell))
+    (found,) = at_smaller_prices(tmp_path)
+    assert [row[1:] for row in found.rows] == [
+        ("1", "12x", "2.00", "+1.0 spreads", "2 of 2", "2 of 2"),
+        ("3", "4.00x", "6.00", "+0.0 spreads", "2 of 2", "2 of 2"),
+    ]
+    assert (
+        found.meaning == "With `full_trainings=1`, a search costs 2.0 full trainings. It is 12.0 times as fast as ASHA."
+    )
 
 
 @pytest.mark.parametrize(("test", "verdict"), [(0.9, "not worse"), (0.5, "is worse")])
