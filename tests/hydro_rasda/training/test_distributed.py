@@ -142,6 +142,38 @@ def test_ranks_that_split_a_model_train_as_one_process(world: int, name: str) ->
     assert others == [([], [])] * (world - 1)
 
 
+class Normalized(nn.Module):
+    """Has statistics, which are not split, and a layer that comes twice in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        twice = nn.Linear(5, 5)
+        self.normed, self.layers, self.out = nn.BatchNorm1d(5), nn.ModuleList([twice, twice]), nn.Linear(5, 3)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.normed(x)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        y: Tensor = self.out(x)
+        return y
+
+
+def normalized(config: dict[str, Any]) -> nn.Module:
+    return Normalized()
+
+
+def trained_normalized(rank: int, world: int, strategy: Any) -> Any:
+    what = replace(split_problem(), model_fn=normalized).with_settings(race=RaceConfig(strategy=strategy))
+    return rank_reports(rank, world, what, CASES["adamw"], {})[0]
+
+
+def test_split_models_with_statistics_and_shared_layers_are_averaged_as_whole_ones() -> None:
+    split, whole = (on_ranks(2, trained_normalized, strategy)[0] for strategy in ("fsdp", "ddp"))
+    assert [report["val_loss"] for report in split] == pytest.approx([report["val_loss"] for report in whole], rel=1e-9)
+    assert len(split) == MAX_T
+
+
 @pytest.mark.slow
 def test_muon_on_ranks_that_split_a_model_is_that_of_one_process() -> None:
     """To the rounding of its bfloat16: sharded products add up in another order."""
