@@ -174,6 +174,31 @@ def test_split_models_with_statistics_and_shared_layers_are_averaged_as_whole_on
     assert len(split) == MAX_T
 
 
+class Words(nn.Module):
+    """Gradients of its embedding may be sparse."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(8, 5, sparse=sparse), nn.Linear(5, 3)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.out(self.words((4 * x).long().clamp(-4, 3) + 4).mean(1))
+        return y
+
+
+def trained_words(rank: int, world: int, sparse: bool) -> Any:
+    return rank_reports(rank, world, replace(problem(), model_fn=lambda config: Words(sparse)), CASES["sgd"], {})[0]
+
+
+def test_sparse_gradients_are_averaged_and_measured_as_dense_ones() -> None:
+    timed = {"epoch_seconds": 0.0, "scaling_efficiency": 0.0}
+    sparse, dense = (on_ranks(2, trained_words, kind)[0] for kind in (True, False))
+    for found, expected in zip(sparse, dense, strict=True):
+        assert {**found, **timed} == pytest.approx({**expected, **timed}, rel=1e-9)
+    assert "gradient_noise_scale" in sparse[-1]
+
+
 @pytest.mark.slow
 def test_muon_on_ranks_that_split_a_model_is_that_of_one_process() -> None:
     """To the rounding of its bfloat16: sharded products add up in another order."""
