@@ -161,7 +161,7 @@ class Worker:
 
         Yields:
             Indices `[n]` and the weight `n * world_size / (samples in the global batch)`. A rank without samples left
-            gets one sample with weight 0.
+            gets one or two samples with weight 0.
 
         Raises:
             ValueError: If `samples` or `batch_size` is below 1.
@@ -174,8 +174,9 @@ class Worker:
         size = batch_size if fixed_global else batch_size * self.world_size
         self._global_batch_size = size
         generator = torch.Generator().manual_seed(seed * 1_000_003 + self.iteration)
+        least = 2 if size >= 2 * self.world_size else 1  # BatchNorm refuses the single examples of a small last batch
         for batch in torch.randperm(samples, generator=generator).split(size):
-            part = shard.part(len(batch))
+            part = shard.part(len(batch), least)
             if self._noise is not None:
                 self._noise.expect(len(batch[part.rows]), part.weight)
             self._weight = part.weight
