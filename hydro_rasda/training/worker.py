@@ -127,9 +127,10 @@ class Worker:
     def prepare(self, model: nn.Module) -> nn.Module:
         """Move the model to this rank's device; if there are several ranks, wrap it in DDP to average gradients.
 
-        Load `checkpoint` into the model before this call, and save the state of `worker.plain(model)`. BatchNorm
-        normalizes by each rank's own batch. After each step, its running statistics are averaged over the ranks. To
-        normalize by the global batch, first convert the model to `nn.SyncBatchNorm` (GPUs only).
+        Load `checkpoint` after this call: an optimizer keeps a loaded state on the device on which the parameters are.
+        Save the state of `worker.plain(model)`. BatchNorm normalizes by each rank's own batch. After each step, its
+        running statistics are averaged over the ranks. To normalize by the global batch, first convert the model to
+        `nn.SyncBatchNorm` (GPUs only).
         """
         require(isinstance(model, nn.Module), "model", model, "an nn.Module")
         model = model.to(self.device)
