@@ -157,6 +157,11 @@ class ControllerStage:
         self._controller._set_trial_status(trial, Trial.RUNNING)
         self._controller.stop_trial(trial)
 
+    def stalls(self) -> bool:
+        """Return whether trials wait for placement groups while no actor lives that could free workers for them."""
+        actors = self._controller._actor_manager
+        return actors.num_pending_actors > 0 and actors.num_live_actors == 0
+
     def call_back(self, queue: WaitingQueue, size_of: Callable[[Trial], int], held: int) -> None:
         """Let trials wait again that were to start with more workers than are left after a node was lost."""
         for trial in queue.given():

@@ -232,6 +232,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         stage, slots = ControllerStage(tune_controller), self._trials.sizes.slots
         self._trials.cohort.end_stopped(stage.stop)
         stage.clear(self._trials.queue)
+        slots.heed_others(stage.stalls())
         stage.call_back(self._trials.queue, self._trials.sizes.of, slots.count())
         waiting, holding = self._trials.ready(), self._trials.holding()
         held = {trial.trial_id: self._trials.sizes.of(trial) for trial in holding}

@@ -27,6 +27,8 @@ PRIVATE: Mapping[str, Mapping[str, str]] = {
         "_supports_buffered_results": "look for what else has Ray hand each report over at once"
     },
     "ray.air.execution._internal.actor_manager.RayActorManager": {
+        "num_live_actors": "find out whether no trial holds workers; without, leave `Slots.heed_others` out",
+        "num_pending_actors": "likewise",
         "_resource_manager": "find who holds the placement groups; without, leave `lose_no_worker` out",
     },
     "ray.air.execution.PlacementGroupResourceManager": {
@@ -56,7 +58,7 @@ def test_ray_has_them(place: str) -> None:
 
 
 def test_the_table_has_all_that_are_used() -> None:
-    used = set(re.findall(r"(?:_controller|actors|groups)\.(_\w+)", inspect.getsource(ray_private_names)))
+    used = set(re.findall(r"(?:_controller|actors|groups)\.(_\w+|num_\w+)", inspect.getsource(ray_private_names)))
     used |= set(re.findall(r"self\.(_(?:request|pg|staging)_\w+)", inspect.getsource(ray_private_names.SettledGroups)))
     used |= set(re.findall(r'get\("(_\w+)"\)', inspect.getsource(ray_private_names)))
     assert used <= NAMES
