@@ -160,7 +160,7 @@ class ControllerStage:
     def stalls(self) -> bool:
         """Return whether trials wait for placement groups while no actor lives that could free workers for them."""
         actors = self._controller._actor_manager
-        return actors.num_pending_actors > 0 and actors.num_live_actors == 0
+        return bool(actors.num_pending_actors) and not actors.num_live_actors
 
     def call_back(self, queue: WaitingQueue, size_of: Callable[[Trial], int], held: int) -> None:
         """Let trials wait again that were to start with more workers than are left after a node was lost."""

@@ -136,8 +136,9 @@ def test_a_searcher_is_told_the_scores_of_those_that_are_stopped_while_they_wait
     (tmp_path / "again").mkdir()
     for _ in range(2):
         controller._add()
-        again.choose_trial_to_run(controller).status = "RUNNING"
-    result = {"training_iteration": 1, "loss": 0.0, "should_checkpoint": True}
+        chosen: Any = again.choose_trial_to_run(controller)
+        chosen.status = "RUNNING"
+    result: dict[str, Any] = {"training_iteration": 1, "loss": 0.0, "should_checkpoint": True}
     assert again.on_trial_result(controller, controller.trials[0], result) == "PAUSE"
     assert result["hyperband_info"] == {"budget": 1}
 
