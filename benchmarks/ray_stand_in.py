@@ -18,7 +18,7 @@ class StandInController:
         self._running: deque[Any] = deque()
         self._staged_trials: set[Any] = set()
         self._reuse_actors = False
-        self._actor_manager = SimpleNamespace(_resource_manager=None)
+        self._actor_manager = SimpleNamespace(_resource_manager=None, num_pending_actors=0, num_live_actors=0)
         self.search_alg = SimpleNamespace(on_trial_result=lambda trial_id, result: None)
 
     def get_live_trials(self) -> list[Any]:

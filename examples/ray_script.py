@@ -30,10 +30,10 @@ def train(worker: Worker) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=worker.config["lr"], momentum=worker.config["momentum"])
+    trained = worker.prepare(model)
     if worker.checkpoint is not None:
         model.load_state_dict(worker.checkpoint["model"])
         optimizer.load_state_dict(worker.checkpoint["optimizer"])
-    trained = worker.prepare(model)
     steps_per_epoch = -(-len(x) // (BATCH * worker.world_size))
     worker.rescale(optimizer, warmup_steps=worker.config["rescale_warmup_epochs"] * steps_per_epoch)
     while worker.iteration < EPOCHS:

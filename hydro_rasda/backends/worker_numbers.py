@@ -79,8 +79,8 @@ class WorkerNumbers:
 def nearest(nodes: Mapping[int, str], count: int) -> list[int]:
     """Choose `count` devices on as few nodes as possible.
 
-    If one node has enough idle devices, use a single node. Among several such nodes, choose the one with the fewest idle
-    devices. `nodes` maps each idle device to its node.
+    If one node has enough idle devices, use a single node. Among several such nodes, choose the one with the fewest
+    idle devices. `nodes` maps each idle device to its node.
 
     >>> nodes = {0: "a", 1: "a", 2: "a", 3: "b", 4: "b", 5: "c"}
     >>> nearest(nodes, 1), nearest(nodes, 2), nearest(nodes, 4)

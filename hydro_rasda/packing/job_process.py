@@ -94,7 +94,8 @@ class Process:
 
     def _measured(self, seconds: float, cpu: float) -> Estimate:
         if self.device.gpu:
-            share = sum(self._busy) / len(self._busy) if self._busy else None
+            # A share is relative to a GPU of compute 1, on which the job would be busy for longer.
+            share = self.device.compute * sum(self._busy) / len(self._busy) if self._busy else None
         else:
             share = cpu / seconds if seconds > 0 else None
         return Estimate(self.memory or None, max(share, _LEAST) if share is not None else None)

@@ -37,7 +37,8 @@ class JobRecord:
         error: Why the job failed, in words; "" if it did not fail.
         seconds: Run time of the job; 0 before it has ended.
         memory: Peak bytes of all processes of the job together, in GPU memory if it ran on a GPU; 0 if not measured.
-        share: The average share of its device that the job kept busy, on CPUs relative to one core; 0 if not measured.
+        share: The average share of a device that the job kept busy: of one core, or of a GPU whose `compute` is 1. 0 if
+            not measured.
         value: The value that a function returned, as read from JSON; None for a command.
     """
 

@@ -97,7 +97,10 @@ class Average:
         self._steps += 1
         self._weight = max(1 / self._steps, 1 / max(1.0, horizon))
         values = [_widened(tensor.detach()) for tensor in self._tensors().values()]
-        torch._foreach_lerp_(list(self._means.values()), values, self._weight)
+        pairs = [*zip(self._means.values(), values)]
+        for kind in {type(mean) for mean, _ in pairs}:  # FSDP splits weights, but no running statistics
+            means, latest = zip(*((mean, value) for mean, value in pairs if type(mean) is kind))
+            torch._foreach_lerp_(list(means), list(latest), self._weight)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

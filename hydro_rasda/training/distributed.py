@@ -104,12 +104,12 @@ def split(module: nn.Module, world: int, device: torch.device) -> None:
         module: A module on its device, with the same weights on all ranks. Only its `forward` may use its parameters.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import FSDPModule, fully_shard
 
     mesh = init_device_mesh(device.type, (world,))
     for lists in [part for part in reversed([*module.modules()]) if isinstance(part, nn.ModuleList)]:
         for block in lists:
-            if next(block.parameters(), None) is not None:
+            if next(block.parameters(), None) is not None and not isinstance(block, FSDPModule):  # it may come twice
                 fully_shard(block, mesh=mesh, reshard_after_forward=True)
     fully_shard(module, mesh=mesh, reshard_after_forward=True)
 

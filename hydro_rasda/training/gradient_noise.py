@@ -206,5 +206,6 @@ class GradientNoise:
 def _squared_norm(tensor: Tensor, scale: Tensor | None) -> Tensor:
     """Return the squared norm that a tensor had before it was multiplied by `scale`, computed in at least 32 bits."""
     dtype = torch.promote_types(tensor.dtype, torch.float32)
-    norm: Tensor = torch.linalg.vector_norm(tensor, dtype=dtype)
+    values = tensor.coalesce().values() if tensor.is_sparse else tensor
+    norm: Tensor = torch.linalg.vector_norm(values, dtype=dtype)
     return (norm if scale is None else norm / scale.squeeze()).square()

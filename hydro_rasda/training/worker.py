@@ -127,9 +127,10 @@ class Worker:
     def prepare(self, model: nn.Module) -> nn.Module:
         """Move the model to this rank's device; if there are several ranks, wrap it in DDP to average gradients.
 
-        Load `checkpoint` into the model before this call, and save the state of `worker.plain(model)`. BatchNorm
-        normalizes by each rank's own batch. After each step, its running statistics are averaged over the ranks. To
-        normalize by the global batch, first convert the model to `nn.SyncBatchNorm` (GPUs only).
+        Load `checkpoint` after this call: an optimizer keeps a loaded state on the device on which the parameters are.
+        Save the state of `worker.plain(model)`. BatchNorm normalizes by each rank's own batch. After each step, its
+        running statistics are averaged over the ranks. To normalize by the global batch, first convert the model to
+        `nn.SyncBatchNorm` (GPUs only).
         """
         require(isinstance(model, nn.Module), "model", model, "an nn.Module")
         model = model.to(self.device)
@@ -161,7 +162,7 @@ class Worker:
 
         Yields:
             Indices `[n]` and the weight `n * world_size / (samples in the global batch)`. A rank without samples left
-            gets one sample with weight 0.
+            gets one or two samples with weight 0.
 
         Raises:
             ValueError: If `samples` or `batch_size` is below 1.
@@ -174,8 +175,9 @@ class Worker:
         size = batch_size if fixed_global else batch_size * self.world_size
         self._global_batch_size = size
         generator = torch.Generator().manual_seed(seed * 1_000_003 + self.iteration)
+        least = 2 if size >= 2 * self.world_size else 1  # BatchNorm refuses the single examples of a small last batch
         for batch in torch.randperm(samples, generator=generator).split(size):
-            part = shard.part(len(batch))
+            part = shard.part(len(batch), least)
             if self._noise is not None:
                 self._noise.expect(len(batch[part.rows]), part.weight)
             self._weight = part.weight

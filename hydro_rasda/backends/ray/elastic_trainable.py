@@ -147,6 +147,7 @@ def _run_trial(config: dict[str, Any], digest: str, payload: Any, options: dict[
             "store": (ray.util.get_node_ip_address(), 0),
             "checkpoint": folder,
             "owner": owner(os.getpid()),
+            "cwd": os.getcwd(),
             "gpus": bundles[0].get("GPU", 0),
             "threads": max(1, int(bundles[0].get("CPU", 1))),
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import socket
 import time
 from collections.abc import Mapping
@@ -14,23 +15,51 @@ from ray.autoscaler.sdk import request_resources
 from hydro_rasda.common.argument_checks import require
 from hydro_rasda.schedulers import worker_slots
 
+logger = logging.getLogger(__name__)
+
 
 class Slots:
     """The number of workers that the cluster's living nodes hold. Ray is asked at most once a second."""
 
-    _fresh_for_s = 1.0
+    _fresh_for_s, _patience_s = 1.0, 30.0
 
     def __init__(self, worker: Mapping[str, float]) -> None:
         self._worker = dict(worker)
-        self._asked_at = -float("inf")
+        self._asked_at = -math.inf
         self._count = 0
+        self._stalls_since = math.inf
+        self._most, self._most_until, self._lasts_s = 0, 0.0, 600.0
 
     def count(self) -> int:
         """Return the number of workers that fit now. A worker never spans two nodes."""
         if time.monotonic() - self._asked_at > self._fresh_for_s:
             self._count = worker_slots(living_nodes(), self._worker)
             self._asked_at = time.monotonic()
-        return self._count
+        return min(self._count, self._most) if time.monotonic() < self._most_until else self._count
+
+    def heed_others(self, stalls: bool) -> None:
+        """Count only the workers that are free, after trials have waited in vain for more.
+
+        Other programs hold the rest, for example the Ray task in which the script itself runs. Ray would wait forever
+        for the placement group of a trial that is due all workers. More workers are tried again later, ever more
+        seldom.
+
+        Args:
+            stalls: True if trials wait for workers, and no trial runs that could free some.
+        """
+        now = time.monotonic()
+        self._stalls_since = min(self._stalls_since, now) if stalls else math.inf
+        if now - self._stalls_since < self._patience_s:
+            return
+        self._stalls_since = now
+        free, count = worker_slots([ray.available_resources()], self._worker), self.count()
+        if free > 0 and count > 1:
+            self._most, self._most_until = min(free, count - 1), now + self._lasts_s
+            logger.warning(
+                f"No trial runs, and Ray has found no room for the next one for {self._patience_s:g} s: other programs "
+                f"hold a part of the cluster. For {self._lasts_s:g} s, trials get at most {self._most} workers."
+            )
+            self._lasts_s *= 2
 
     def check(self, workers: int) -> None:
         """Raise ValueError unless the cluster can hold a trial with `workers` workers."""
@@ -63,9 +92,6 @@ def answers(host: str, port: int, within_s: float) -> bool:
     except OSError:
         return False
     return True
-
-
-logger = logging.getLogger(__name__)
 
 
 class NodeRequests:

@@ -152,6 +152,16 @@ class ControllerStage:
                 self._controller._requeue_trial(trial)
                 queue.join(trial, place)
 
+    def stop(self, trial: Trial) -> None:
+        """Stop a paused trial, and tell the searcher its last result. Ray tells the results of running trials only."""
+        self._controller._set_trial_status(trial, Trial.RUNNING)
+        self._controller.stop_trial(trial)
+
+    def stalls(self) -> bool:
+        """Return whether trials wait for placement groups while no actor lives that could free workers for them."""
+        actors = self._controller._actor_manager
+        return bool(actors.num_pending_actors) and not actors.num_live_actors
+
     def call_back(self, queue: WaitingQueue, size_of: Callable[[Trial], int], held: int) -> None:
         """Let trials wait again that were to start with more workers than are left after a node was lost."""
         for trial in queue.given():

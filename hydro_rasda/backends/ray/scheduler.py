@@ -179,16 +179,17 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         t, score = result[self.time_attr], float(result[self._metric])
         self._trials.rung_now[trial.trial_id] = self.rule.rungs_survived(t)
         self._trials.grants.note(trial, self._trials.sizes.of(trial), result)
-        decision, milestone = self._trials.decide(trial, t, score)
+        decision, reached = self._trials.decide(trial, t, score)
+        milestone = reached
         if decision is Decision.WAIT:
             decision, milestone = self._trials.gather(trial, result)
         elif decision is Decision.CONTINUE and milestone is not None:
             self._trials.grant([trial], [trial], milestone)
         self._trials.record(trial, result, milestone, decision)
-        result["hyperband_info"] = {} if milestone is None or t >= self.rule.max_t else {"budget": milestone}
+        # BOHB learns from milestones, at which a trial may still wait for its decision.
+        result["hyperband_info"] = {} if reached is None or t >= self.rule.max_t else {"budget": reached}
         if decision is Decision.STOP:
-            # Tell the searcher of this report: Ray only tells it that the trial has ended, but BOHB learns from
-            # milestones.
+            # Tell the searcher of this report: of a trial that is stopped, Ray only tells it the end.
             tune_controller.search_alg.on_trial_result(trial.trial_id, result)
             return str(TrialScheduler.STOP)
         if decision is Decision.WAIT:
@@ -228,13 +229,14 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """Return the trial that starts next; None if all must wait."""
         self._trials.decide_gathered()
-        self._trials.cohort.end_stopped(tune_controller)
-        stage = ControllerStage(tune_controller)
+        stage, slots = ControllerStage(tune_controller), self._trials.sizes.slots
+        self._trials.cohort.end_stopped(stage.stop)
         stage.clear(self._trials.queue)
-        stage.call_back(self._trials.queue, self._trials.sizes.of, self._trials.sizes.slots.count())
+        slots.heed_others(stage.stalls())
+        stage.call_back(self._trials.queue, self._trials.sizes.of, slots.count())
         waiting, holding = self._trials.ready(), self._trials.holding()
         held = {trial.trial_id: self._trials.sizes.of(trial) for trial in holding}
-        free = max(0, self._trials.sizes.slots.count() - sum(held.values()))
+        free = max(0, slots.count() - sum(held.values()))
         placement = self._trials.next_start(waiting, holding, held, free)
         chosen = None
         if placement.start is not None:

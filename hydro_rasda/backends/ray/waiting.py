@@ -159,10 +159,10 @@ class Cohort:
         trials = [*(trial for trial, _ in self._undecided.values()), *self._stopping.values()]
         return [trial for trial in trials if trial.status == Trial.RUNNING]
 
-    def end_stopped(self, controller: Any) -> None:
+    def end_stopped(self, end: Callable[[Trial], None]) -> None:
         for trial in [t for t in self._stopping.values() if t.status in (Trial.PAUSED, Trial.PENDING)]:
             del self._stopping[trial.trial_id]
-            controller.stop_trial(trial)
+            end(trial)
 
 
 class Grants:

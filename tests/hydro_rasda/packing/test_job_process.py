@@ -69,6 +69,18 @@ def test_a_job_that_only_waits_is_taken_to_need_a_tenth_of_the_time(machine: Mac
     process.reap()
 
 
+def test_a_share_is_relative_to_a_gpu_of_compute_1(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What keeps a GPU of twice the speed busy for 30 % takes 60 % of another one."""
+    monkeypatch.setattr(job_process.nvml, "memory_of", lambda gpu, pids: 1e6)
+    monkeypatch.setattr(job_process.nvml, "share_of", lambda gpu, pids, jobs: 0.3)
+    grid: Any = SimpleNamespace(**dict.fromkeys(("lock", "end_file", "log"), Path))
+    process = Process(Task(["true"], name="job"), Device("gpu-0", 1e12, 2.0, gpu="GPU-0"), grid, 1e12, {})
+    process.look(0)
+    whole = process.in_all({"exit": 0, "seconds": 20.0, "cpu": 0.0, "memory": 0.0})
+    assert whole.share == pytest.approx(0.6)
+    process.reap()
+
+
 def test_the_time_of_children_that_have_ended_is_their_parents() -> None:
     def ended() -> None:
         raise psutil.NoSuchProcess(7)

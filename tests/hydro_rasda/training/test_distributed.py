@@ -142,6 +142,63 @@ def test_ranks_that_split_a_model_train_as_one_process(world: int, name: str) ->
     assert others == [([], [])] * (world - 1)
 
 
+class Normalized(nn.Module):
+    """Has statistics, which are not split, and a layer that comes twice in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        twice = nn.Linear(5, 5)
+        self.normed, self.layers, self.out = nn.BatchNorm1d(5), nn.ModuleList([twice, twice]), nn.Linear(5, 3)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.normed(x)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        y: Tensor = self.out(x)
+        return y
+
+
+def normalized(config: dict[str, Any]) -> nn.Module:
+    return Normalized()
+
+
+def trained_normalized(rank: int, world: int, strategy: Any) -> Any:
+    what = replace(split_problem(), model_fn=normalized).with_settings(race=RaceConfig(strategy=strategy))
+    return rank_reports(rank, world, what, CASES["adamw"], {})[0]
+
+
+def test_split_models_with_statistics_and_shared_layers_are_averaged_as_whole_ones() -> None:
+    split, whole = (on_ranks(2, trained_normalized, strategy)[0] for strategy in ("fsdp", "ddp"))
+    assert [report["val_loss"] for report in split] == pytest.approx([report["val_loss"] for report in whole], rel=1e-9)
+    assert len(split) == MAX_T
+
+
+class Words(nn.Module):
+    """Gradients of its embedding may be sparse."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(8, 5, sparse=sparse), nn.Linear(5, 3)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.out(self.words((4 * x).long().clamp(-4, 3) + 4).mean(1))
+        return y
+
+
+def trained_words(rank: int, world: int, sparse: bool) -> Any:
+    return rank_reports(rank, world, replace(problem(), model_fn=lambda config: Words(sparse)), CASES["sgd"], {})[0]
+
+
+def test_sparse_gradients_are_averaged_and_measured_as_dense_ones() -> None:
+    timed = {"epoch_seconds": 0.0, "scaling_efficiency": 0.0}
+    sparse, dense = (on_ranks(2, trained_words, kind)[0] for kind in (True, False))
+    for found, expected in zip(sparse, dense, strict=True):
+        assert {**found, **timed} == pytest.approx({**expected, **timed}, rel=1e-9)
+    assert "gradient_noise_scale" in sparse[-1]
+
+
 @pytest.mark.slow
 def test_muon_on_ranks_that_split_a_model_is_that_of_one_process() -> None:
     """To the rounding of its bfloat16: sharded products add up in another order."""

@@ -86,11 +86,22 @@ def _eight_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Controller(StandInController):
-    """Stops trials as Ray's controller does those that are paused."""
+    """Stops trials as Ray's controller does; `told` are the last results of which the searcher learns then."""
+
+    def __init__(self, rule: Any, scores: list[list[float]], folder: str) -> None:
+        super().__init__(rule, scores, folder)
+        self.told: dict[str, Any] = {}
+
+    def _set_trial_status(self, trial: Any, status: str) -> None:
+        trial.status = status
 
     def stop_trial(self, trial: Any) -> None:
-        assert trial.status in ("PENDING", "PAUSED")
-        self._rule.on_trial_remove(self, trial)
+        if trial.status in ("PENDING", "PAUSED"):
+            self._rule.on_trial_remove(self, trial)
+            self.told[trial.trial_id] = None
+        else:
+            self._rule.on_trial_complete(self, trial, trial.last_result)
+            self.told[trial.trial_id] = trial.last_result
         trial.status = "TERMINATED"
         del self._live[trial.trial_id]
 
@@ -109,6 +120,27 @@ def test_whoever_comes_last_the_best_half_goes_on_with_twice_the_workers(
     assert {(e.t, e.workers) for e in entries} == {(t, scheduler.rule.workers_at(t - 1)) for t in range(1, 9)}
     waited = Counter(e.t for e in entries if e.decision == "wait")
     assert waited == {1: 7, 2: 3, 4: 1}
+
+
+@pytest.mark.usefixtures("_eight_workers")
+def test_a_searcher_is_told_the_scores_of_those_that_are_stopped_while_they_wait(tmp_path: Path) -> None:
+    """And BOHB of the milestone to which they came."""
+    scheduler = RASDAScheduler(max_t=8, wait=LONG, metric="loss", mode="min")
+    controller = Controller(scheduler, [[float(x)] * 8 for x in range(8)], str(tmp_path))
+    controller.run()
+    assert {name: result["loss"] for name, result in controller.told.items()} == {
+        f"{n:05d}": float(n) for n in (2, 4, 5, 6)
+    }, "those that came last to a milestone did not wait: Ray stops them itself"
+    again = RASDAScheduler(max_t=8, wait=LONG, metric="loss", mode="min")
+    controller = Controller(again, [], str(tmp_path / "again"))
+    (tmp_path / "again").mkdir()
+    for _ in range(2):
+        controller._add()
+        chosen: Any = again.choose_trial_to_run(controller)
+        chosen.status = "RUNNING"
+    result: dict[str, Any] = {"training_iteration": 1, "loss": 0.0, "should_checkpoint": True}
+    assert again.on_trial_result(controller, controller.trials[0], result) == "PAUSE"
+    assert result["hyperband_info"] == {"budget": 1}
 
 
 @pytest.mark.usefixtures("_eight_workers")

@@ -102,15 +102,17 @@ def test_a_rank_stands_where_its_trial_does_and_has_its_environment(
 
     monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
     told = list[list[str]]()
-    for name in ("first", "second"):
+    of_rank_0: dict[str, Any] = {"cwd": str(tmp_path / "second")}
+    for name, more in (("first", {}), ("second", {"cwd": "/not/on/this/node"}), ("third", of_rank_0)):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
         monkeypatch.setenv("OF_THE_TRIAL", name)
-        with fork_rank("where it stands", cloudpickle.dumps((train, None)), job()) as connection:
+        with fork_rank("where it stands", cloudpickle.dumps((train, None)), job(**more)) as connection:
             receive(connection)
             _, text = receive(connection)
         told.append(text.split()[-5:])
-    assert told == [[str(server), str(tmp_path / name), name, "True", "False"] for name in ("first", "second")]
+    stands = {"first": "first", "second": "second", "third": "second"}
+    assert told == [[str(server), str(tmp_path / at), name, "True", "False"] for name, at in stands.items()]
 
 
 class Missing:

@@ -65,6 +65,15 @@ def test_weights_make_the_mean_over_ranks_the_mean_over_the_global_batch(samples
         assert averaged == pytest.approx(values[expected].mean().item())
 
 
+@pytest.mark.parametrize("samples", [130, 131, 135])
+def test_no_rank_gets_a_single_example_of_a_small_last_batch(samples: int) -> None:
+    """BatchNorm would refuse it, on more workers than those with which the training began."""
+    ranks = [[*worker(rank=rank, world_size=4).batches(samples, 32)] for rank in range(4)]
+    assert min(len(batch) for own in ranks for batch, _ in own) == 2
+    assert sorted(torch.cat([b for own in ranks for b, weight in own if weight]).tolist()) == [*range(samples)]
+    assert sum(own[-1][1] for own in ranks) == pytest.approx(4)
+
+
 def test_the_order_changes_with_the_iteration_and_the_seed() -> None:
     first, later = worker(), worker()
     later.iteration = 1

@@ -15,6 +15,7 @@ PRIVATE: Mapping[str, Mapping[str, str]] = {
     "ray.tune.execution.tune_controller.TuneController": {
         "_actor_manager": "find who holds the placement groups; without, leave `lose_no_worker` out",
         "_requeue_trial": "have the trial added again as Ray does for one that may be repeated",
+        "_set_trial_status": "find how a searcher is told the last result of a paused trial that is stopped",
         "_reuse_actors": "leave `check_reuse` out: Ray's own error names no cause",
         "_staged_trials": "leave `clear` out where Ray itself clears trials that are over",
         "_unstage_trial_with_resources": "look for what takes a trial's request for a placement group back",
@@ -26,7 +27,9 @@ PRIVATE: Mapping[str, Mapping[str, str]] = {
         "_supports_buffered_results": "look for what else has Ray hand each report over at once"
     },
     "ray.air.execution._internal.actor_manager.RayActorManager": {
-        "_resource_manager": "find who holds the placement groups; without, leave `lose_no_worker` out"
+        "num_live_actors": "find out whether no trial holds workers; without, leave `Slots.heed_others` out",
+        "num_pending_actors": "likewise",
+        "_resource_manager": "find who holds the placement groups; without, leave `lose_no_worker` out",
     },
     "ray.air.execution.PlacementGroupResourceManager": {
         "_pg_to_request": "see whether ray-project/ray#64693 is fixed: then `SettledGroups` goes",
@@ -55,7 +58,7 @@ def test_ray_has_them(place: str) -> None:
 
 
 def test_the_table_has_all_that_are_used() -> None:
-    used = set(re.findall(r"(?:_controller|actors|groups)\.(_\w+)", inspect.getsource(ray_private_names)))
+    used = set(re.findall(r"(?:_controller|actors|groups)\.(_\w+|num_\w+)", inspect.getsource(ray_private_names)))
     used |= set(re.findall(r"self\.(_(?:request|pg|staging)_\w+)", inspect.getsource(ray_private_names.SettledGroups)))
     used |= set(re.findall(r'get\("(_\w+)"\)', inspect.getsource(ray_private_names)))
     assert used <= NAMES

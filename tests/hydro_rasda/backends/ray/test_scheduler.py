@@ -4,6 +4,7 @@ import gc
 import logging
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -421,6 +422,26 @@ def test_a_trial_whose_node_is_lost_before_it_starts_waits_again_for_fewer_worke
     assert chosen is staging.trials[1], "it had waited longer"
     assert len(chosen.placement_group_factory.bundles) == 1
     assert "A trial is due 2 workers and gets 1: the cluster holds no more" in caplog.text
+
+
+def test_workers_that_other_programs_hold_are_not_waited_for_forever(
+    staging: Staging, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The trial is due both CPUs of the cluster, but a task has one of them, such as the one that runs the script."""
+    monkeypatch.setattr("ray.available_resources", lambda: {"CPU": 1.0})
+    monkeypatch.setattr(Slots, "_patience_s", 0.2)
+    staging._actor_manager.num_pending_actors = 1
+    assert staging._rule.choose_trial_to_run(staging) is None
+    time.sleep(0.25)
+    staging._actor_manager.num_live_actors = 1
+    assert staging._rule.choose_trial_to_run(staging) is None, "a trial may give its workers back"
+    staging._actor_manager.num_live_actors = 0
+    assert staging._rule.choose_trial_to_run(staging) is None
+    time.sleep(0.25)
+    chosen: Any = staging._rule.choose_trial_to_run(staging)
+    assert staging.done == ["unstage", "pause"]
+    assert len(chosen.placement_group_factory.bundles) == 1
+    assert "hold a part of the cluster. For 600 s, trials get at most 1 workers" in caplog.text
 
 
 @pytest.mark.parametrize("reported", [False, True])
