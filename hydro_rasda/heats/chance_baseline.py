@@ -144,8 +144,10 @@ def _constants(target: Tensor, classes: bool) -> list[Tensor]:
     returned.
     """
     if not target.is_floating_point():
+        if not classes:  # the numbers may be large, and counting takes memory up to the largest one
+            return []
         counts = torch.bincount(target[target >= 0]) + 1.0  # no frequency is 0, as validation data may have the class
-        return [(counts / counts.sum()).log()] if classes else []
+        return [(counts / counts.sum()).log()]
     mean = target.mean(0)
     return [mean, mean.log(), mean.logit()] if bool(((mean > 0) & (mean < 1)).all()) else [mean]
 
