@@ -103,7 +103,7 @@ class Sweep(SurrogateHeat):
         """Return the finalists of a sweep that is over or out of time: at most `top_k`, best first."""
         if found := self._found():
             finalists = finalists_found(self._run, self._search, found)
-        elif self.state.training or self._has_no_time_to_build():
+        elif self.state.training or self._has_no_time_to_build() or self._has_no_time_to_draw():
             finalists = self._finalists_in_time()
         else:
             finalists = finalists_of_rule(self._run, self._search, self._rule, self.state, self._tell)
@@ -121,6 +121,10 @@ class Sweep(SurrogateHeat):
         run = self._run
         unseen = bool(self._candidates) and self._candidates[0].number not in run.history.trials
         return unseen and bool(self.state.trials) and run.out_of_time("sweep")
+
+    def _has_no_time_to_draw(self) -> bool:
+        """Tell whether time was up before all configurations were drawn, in this call and in each earlier one."""
+        return self._search.late and self._run.history.finalists is None
 
     def _hear(self, key: str, unit: Unit, recalled: bool = False) -> None:
         """Tell the search and the user of a unit of the journal. `recalled` is True for units of earlier processes."""

@@ -117,6 +117,7 @@ class Given:
         self.given: list[Trial] = []
         self.told: dict[int, list[int]] = {}
         self.closed: list[int] = []
+        self.late = False
 
     def next_trials(self) -> list[Trial]:
         if not self.batches:
@@ -394,6 +395,19 @@ def test_where_building_models_takes_all_the_time_the_others_wait_for_more(
     assert found == sweep(whole, Given([configs(FINALS)]), Curves(whole, clock=clock), rule)
     assert epochs(longer) == epochs(whole)
     whole.store.close()
+
+
+def test_where_drawing_took_all_the_time_the_others_compete_later(run: Run) -> None:
+    worst_first = configs([float(27 - n) for n in range(27)])
+    late = Given([worst_first[:1]])
+    late.late = True
+    timed = again(run, max_t=1, time_budget_s=1e-9)
+    assert sweep(timed, late, Curves(timed)) == [0]
+    longer = again(run, max_t=1)
+    assert sweep(longer, Given([worst_first]), Curves(longer)) == [26]
+    same = again(run, max_t=1, time_budget_s=1e-9)
+    assert sweep(same, Given([worst_first]), idle := Curves(same)) == [26]
+    assert not idle.tasks
 
 
 def test_a_budget_that_was_spent_between_two_groups_stays_spent(run: Run, clock: Clock) -> None:
