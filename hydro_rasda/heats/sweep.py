@@ -189,11 +189,25 @@ class Sweep(SurrogateHeat):
         run, history = self._run, self._run.history
         unseen = [trial for trial in trials if trial.number not in history.trials]
         if unseen and (len(unseen) == len(trials) or not run.out_of_time("sweep")):
-            costs = {trial.number: of for trial in unseen if (of := self._costs.of(trial.config))}
             until = time.monotonic() + max(BUILDING_S, MEASURING * run.seconds_left("sweep"))
-            find = partial(find_kinds, run.problem, unseen, self._children, run.store.doing, costs, until)
+            measured, costs = self._measured(unseen, until)
+            find = partial(find_kinds, run.problem, measured, self._children, run.store.doing, costs, until)
             self._hear(key := f"{KINDS_FROM}{unseen[0].number}", run.unit(key, find))
         return [trial for trial in unseen if trial.number not in history.trials]
+
+    def _measured(self, trials: Sequence[Trial], until: float) -> tuple[list[Trial], dict[int, dict[str, float]]]:
+        """Measure the costs that trials are compared by, if there are any.
+
+        Return the trials that were measured until time was up, at least one, and their costs.
+        """
+        measured, costs = list[Trial](), dict[int, dict[str, float]]()
+        for trial in trials:
+            if measured and time.monotonic() >= until:
+                break
+            measured.append(trial)
+            if of := self._costs.of(trial.config):
+                costs[trial.number] = of
+        return measured, costs
 
     def _build_again(self, number: int) -> None:
         """Try again to build a model, and find its kind. Its configuration is already recorded."""
