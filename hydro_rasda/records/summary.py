@@ -82,9 +82,15 @@ def sum_up(
         _hidden=frozenset(hidden),
         _unkept={number: places for number, places in history.unkept.items() if places},
         _comparison=history.settings.comparison,
-        _needed=[checkpoint_file(path, of) for of in sorted((*history.checkpoints.values(), *history.refits.values()))],
+        _needed=[checkpoint_file(path, name) for name in sorted(_resumed_from(history))],
         _checkpoints={n: checkpoint_file(path, name) for n, name in (history.checkpoints | _refit(history)).items()},
     )
+
+
+def _resumed_from(history: History) -> list[str]:
+    """Return the names of the full-size checkpoints that the run's result or its resumption needs."""
+    early = [key for key, _ in history.early.values()]  # such a trial may still enter the race
+    return [*history.checkpoints.values(), *history.refits.values(), *early]
 
 
 def _within_bounds(history: History, ends: Mapping[int, ExpectedEnd], winner: int) -> dict[int, ExpectedEnd]:
