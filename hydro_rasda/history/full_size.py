@@ -38,7 +38,7 @@ def end_score(history: History, number: int) -> float:
 def expected_ends(history: History, numbers: Iterable[int]) -> dict[int, ExpectedEnd]:
     """Estimate the final scores of trials that began at full size, including trials that failed."""
     began = [n for n in numbers if history.epochs("race", n)]
-    full = {n: {} if n in history.failures else deciding_curve(history, n, with_averages=False) for n in began}
+    full = {n: {} if history.has_failed("race", n) else deciding_curve(history, n, with_averages=False) for n in began}
     ends = {n: end_score(history, n) for n in began if at_the_end(history, n)}
     found = race_of(history).expected_ends(full, [n for n in began if done_early(history, n)], ends)
     none_ended = not any(at_the_end(history, n) for n in began)
@@ -51,7 +51,7 @@ def expected_ends(history: History, numbers: Iterable[int]) -> dict[int, Expecte
 
 def at_the_end(history: History, number: int) -> bool:
     """Tell whether a full-size training has ended with a finite score, at the last epoch or earlier by itself."""
-    if number in history.failures or not math.isfinite(history.score("race", number)):
+    if history.has_failed("race", number) or not math.isfinite(history.score("race", number)):
         return False
     return history.epochs("race", number) >= history.settings.max_t or done_early(history, number)
 

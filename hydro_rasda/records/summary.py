@@ -174,7 +174,8 @@ def _record(
     history: History, number: int, at_end: Collection[int], undecided: Collection[int], chance: float
 ) -> TrialRecord:
     kept_epoch, metric = kept_of(history, number)
-    goes_on = number in undecided and number not in history.failures
+    failed = history.has_failed("race", number)
+    goes_on = number in undecided and not failed
     return TrialRecord(
         trial=number,
         config=history.trials[number].config,
@@ -194,7 +195,7 @@ def _record(
             if line["heat"] == heat
         ),
         live=tuple(map(_told, history.live[number].trained())) if number in history.live and goes_on else (),
-        error=history.failures.get(number),
+        error=history.failures[number] if failed else None,
         costs=dict(history.costs.get(number, {})),
         unread=tuple(sorted(history.unread.get(number, ()))),
         spread=_spread(history, number, kept_epoch),
@@ -211,7 +212,7 @@ def _spread(history: History, number: int, kept_epoch: int) -> float | None:
 
 
 def _status(history: History, number: int, at_end: Collection[int], undecided: Collection[int]) -> Status:
-    if number in history.failures:
+    if history.has_failed("race", number):
         return "failed"
     if not history.epochs("sweep", number) and not history.epochs("race", number):
         return "not begun"
