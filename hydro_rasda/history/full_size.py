@@ -78,8 +78,9 @@ def trained_spans(units: Mapping[str, Unit]) -> Iterator[tuple[int, Unit]]:
 
 def is_forgotten(units: Mapping[str, Unit], number: int, unit: Unit) -> bool:
     """Tell whether a unit is of a full-size training that began early, for a trial that did not enter the race."""
-    entered = units[ENTERED].value if ENTERED in units else ()
-    return bool((unit.value or {}).get("early")) and number not in entered
+    if not (unit.value or {}).get("early"):
+        return False
+    return not any(number in entered.value for key, entered in units.items() if key.startswith(ENTERED))
 
 
 def refit_key(number: int, epoch: int) -> str:
