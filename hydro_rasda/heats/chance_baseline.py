@@ -144,9 +144,11 @@ def _constants(target: Tensor, classes: bool) -> list[Tensor]:
     returned.
     """
     if not target.is_floating_point():
+        if not classes:  # counting takes memory up to the largest number, and these may be large
+            return []
         # Add 1, so that no class has the frequency 0: the validation data may have a class that these targets lack.
         counts = torch.bincount(target[target >= 0]) + 1.0
-        return [(counts / counts.sum()).log()] if classes else []
+        return [(counts / counts.sum()).log()]
     mean = target.mean(0)
     return [mean, mean.log(), mean.logit()] if bool(((mean > 0) & (mean < 1)).all()) else [mean]
 

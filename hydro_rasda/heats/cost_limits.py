@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,9 +12,10 @@ from fusion.keys import read
 from fusion.warn import warn
 from hydro_rasda.common.argument_checks import require
 from hydro_rasda.common.trial import Trial
-from hydro_rasda.history.lines import Unit, name_of
+from hydro_rasda.history.lines import Unit
 from hydro_rasda.problem.model_costs import model_costs
 from hydro_rasda.problem.read_keys import Notes, Reads, all_of
+from hydro_rasda.run.fingerprint import content, digest
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers.pareto import violation
 from hydro_rasda.settings.objectives import COSTS, Constraints, Fits, bounds_of, functions_of
@@ -34,8 +33,7 @@ class Costs:
         """Return the costs of a configuration; NaN if its model cannot be built or run."""
         if not self._names:
             return {}
-        text = json.dumps(config, default=name_of, sort_keys=True)
-        key = f"search/costs-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        key = f"search/costs-{digest(content(dict(config)))}"  # different functions may have the same name
         found = self._run.unit(key, lambda: Unit(self._measured(config))).value
         return {name: math.nan if value is None else value for name, value in found.items()}
 

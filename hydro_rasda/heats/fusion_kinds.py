@@ -12,13 +12,13 @@ import traceback
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import takewhile
 
 from torch import nn
 
 from fusion import fusion_key
 from fusion.keys import own_parts, read
 from hydro_rasda.common.trial import Trial
-from hydro_rasda.contracts import evenly
 from hydro_rasda.heats.unused_keys import Unread, unread_of
 from hydro_rasda.history.lines import JournalLine, Unit, failure_line
 from hydro_rasda.problem.objective import reads_config, steering
@@ -49,7 +49,7 @@ def find_kinds(
             None for no log.
         costs: `costs[trial]` has the costs of the trial's full-size model. They are added to the unit's lines.
         until: Time of the monotonic clock after which no more models are built. The first model of each process is
-            always built. The unit leaves out trials whose models were not built.
+            always built. The unit leaves out the first trial whose model was not built, and all after it.
 
     Returns:
         A unit of the journal. Its value maps each trial to a digest of its fusion key, batch size and muP multipliers.
@@ -61,14 +61,15 @@ def find_kinds(
     elif children:
         found = _found(
             problem,
-            evenly(trials, children),
+            [trials[at::children] for at in range(min(children, len(trials)))],
             HangDetector("no model was built", foreseen=problem.epoch_seconds),
             Deaths(),
             until,
         )
     else:
         found, _ = _kinds_of(problem, trials, doing or CrashLog(), until)
-    trials = [trial for trial in trials if trial.number in found]
+    # Everywhere else, a trial's number is its place among the run's trials. So none may be missing in between.
+    trials = [*takewhile(lambda trial: trial.number in found, trials)]
     lines: list[JournalLine] = []
     for trial in trials:
         unread = found[trial.number].unread

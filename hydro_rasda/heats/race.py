@@ -80,7 +80,10 @@ class Race(Heat):
         run, history = self._run, self._run.history
         again = another_chance(run, finalists) or drop_lost_winner(run, finalists)
         if again or history.entrants != list(finalists):
-            run.record(ENTERED, Unit(list(finalists)), again=True)
+            key = ENTERED  # an earlier race keeps its name, so that what began early before it still counts
+            while key in run.store.units():
+                key += "/again"
+            run.record(key, Unit(list(finalists)))
         self._has_entered, self._began = True, history.began(self.name)
         self.under_way &= {*finalists}  # forget trials that began early but did not enter
         was_over = is_race_over(history, finalists)

@@ -55,6 +55,7 @@ class Search(Protocol):
 
     planned: int  # number of trials that it expects to give in all
     given: list[Trial]  # the trials that it has given so far
+    late: bool  # True if time was up before all configurations were drawn
 
     def next_trials(self) -> list[Trial]:
         """Return the next batch; an empty list if there are no more trials."""
@@ -142,6 +143,8 @@ def fitting_sample(
     fitting, more, late = list[Config](), sampled, False
     while more:
         for config in more:
+            if len(fitting) == wanted and not is_grid:
+                break
             if late := enough(len(fitting)):
                 break
             fitting += [config] * fits(config)
@@ -281,7 +284,7 @@ class SearcherSearch:
         self.planned, self.given = num_samples, list[Trial]()
         self._ids: dict[int, str] = {}
         self._searcher, self._space, self._metric = searcher, space, run.settings.metric
-        self._left, self._batch = num_samples, -(-num_samples // SEARCHER_ROUNDS)
+        self._left, self._batch, self.late = num_samples, -(-num_samples // SEARCHER_ROUNDS), False
         self._strategy = strategy
         self._seed, self._warned = run.settings.seed, False
         self._open: dict[int, tuple[int, float]] = {}
@@ -293,12 +296,12 @@ class SearcherSearch:
         first, key = len(self.given), f"{_BATCH}{len(self.given)}"
         # A run that was given more samples repeats its first batches in their recorded sizes.
         known = self._run.store.units().get(key)
-        wanted = len(known.value) if known is not None else min(self._batch, self._left)
+        is_new, wanted = known is None, len(known.value) if known is not None else min(self._batch, self._left)
         suggested: list[Config] = []
         # Seed the global generators: some searchers, such as TuneBOHB, draw from them, even if they were given a seed.
         with preserved_generators():
             seed_generators(derive_seed(self._seed, "search", first))
-            while len(suggested) < wanted and (config := self._fitting(first + len(suggested))) is not None:
+            while len(suggested) < wanted and (config := self._fitting(first + len(suggested), is_new)) is not None:
                 suggested.append(config)
         if not suggested and known is None:
             return []
@@ -311,9 +314,15 @@ class SearcherSearch:
         self._run.known |= {trial.number: trial for trial in found}
         return found
 
-    def _fitting(self, number: int) -> Config | None:
-        """Return the next suggestion that fits; None if there is none. Report suggestions that do not fit as failed."""
+    def _fitting(self, number: int, is_new: bool) -> Config | None:
+        """Return the next suggestion that fits; None if there is none. Report suggestions that do not fit as failed.
+
+        If `is_new` is True, also return None if time is up. Otherwise, an earlier process has drawn the batch in time.
+        """
         for _ in range(DRAWS * self._run.settings.num_samples):
+            if number and is_new and self._fits is not None and self._run.out_of_time("sweep"):
+                self.late = True
+                return None
             config = self._suggest(number)
             if config is None or self._fits is None or self._fits(config):
                 return config

@@ -103,7 +103,7 @@ class Sweep(SurrogateHeat):
         """Return the finalists of a sweep that is over or out of time: at most `top_k`, best first."""
         if found := self._found():
             finalists = finalists_found(self._run, self._search, found)
-        elif self.state.training or self._has_no_time_to_build():
+        elif self.state.training or self._has_no_time_to_build() or self._has_no_time_to_draw():
             finalists = self._finalists_in_time()
         else:
             finalists = finalists_of_rule(self._run, self._search, self._rule, self.state, self._tell)
@@ -121,6 +121,10 @@ class Sweep(SurrogateHeat):
         run = self._run
         unseen = bool(self._candidates) and self._candidates[0].number not in run.history.trials
         return unseen and bool(self.state.trials) and run.out_of_time("sweep")
+
+    def _has_no_time_to_draw(self) -> bool:
+        """Tell whether time was up before all configurations were drawn, in this call and in each earlier one."""
+        return self._search.late and self._run.history.finalists is None
 
     def _hear(self, key: str, unit: Unit, recalled: bool = False) -> None:
         """Tell the search and the user of a unit of the journal. `recalled` is True if an earlier process wrote it."""
@@ -186,11 +190,25 @@ class Sweep(SurrogateHeat):
         run, history = self._run, self._run.history
         unseen = [trial for trial in trials if trial.number not in history.trials]
         if unseen and (len(unseen) == len(trials) or not run.out_of_time("sweep")):
-            costs = {trial.number: of for trial in unseen if (of := self._costs.of(trial.config))}
             until = time.monotonic() + max(BUILDING_S, MEASURING * run.seconds_left("sweep"))
-            find = partial(find_kinds, run.problem, unseen, self._children, run.store.doing, costs, until)
+            measured, costs = self._measured(unseen, until)
+            find = partial(find_kinds, run.problem, measured, self._children, run.store.doing, costs, until)
             self._hear(key := f"{KINDS_FROM}{unseen[0].number}", run.unit(key, find))
         return [trial for trial in unseen if trial.number not in history.trials]
+
+    def _measured(self, trials: Sequence[Trial], until: float) -> tuple[list[Trial], dict[int, dict[str, float]]]:
+        """Measure the costs that trials are compared by, if there are any.
+
+        Return the trials that were measured until time was up, at least one, and their costs.
+        """
+        measured, costs = list[Trial](), dict[int, dict[str, float]]()
+        for trial in trials:
+            if measured and time.monotonic() >= until:
+                break
+            measured.append(trial)
+            if of := self._costs.of(trial.config):
+                costs[trial.number] = of
+        return measured, costs
 
     def _build_again(self, number: int) -> None:
         """Try again to build a model, and find its kind. Its configuration is already recorded."""

@@ -41,7 +41,7 @@ def end_score(history: History, number: int) -> float:
 def expected_ends(history: History, numbers: Iterable[int]) -> dict[int, ExpectedEnd]:
     """Estimate the final scores of trials that began at full size, including trials that failed."""
     began = [n for n in numbers if history.epochs("race", n)]
-    full = {n: {} if n in history.failures else deciding_curve(history, n, with_averages=False) for n in began}
+    full = {n: {} if history.has_failed("race", n) else deciding_curve(history, n, with_averages=False) for n in began}
     ends = {n: end_score(history, n) for n in began if at_the_end(history, n)}
     found = race_of(history).expected_ends(full, [n for n in began if done_early(history, n)], ends)
     none_ended = not any(at_the_end(history, n) for n in began)
@@ -57,7 +57,7 @@ def at_the_end(history: History, number: int) -> bool:
 
     It ends at the last epoch, or earlier if it stops by itself (`done_early`).
     """
-    if number in history.failures or not math.isfinite(history.score("race", number)):
+    if history.has_failed("race", number) or not math.isfinite(history.score("race", number)):
         return False
     return history.epochs("race", number) >= history.settings.max_t or done_early(history, number)
 
@@ -83,9 +83,10 @@ def trained_spans(units: Mapping[str, Unit]) -> Iterator[tuple[int, Unit]]:
 
 
 def is_forgotten(units: Mapping[str, Unit], number: int, unit: Unit) -> bool:
-    """Tell whether a unit is of a full-size training that began early, by a trial that has not entered the race."""
-    entered = units[ENTERED].value if ENTERED in units else ()
-    return bool((unit.value or {}).get("early")) and number not in entered
+    """Tell whether a unit is of a full-size training that began early, by a trial that has not entered a race."""
+    if not (unit.value or {}).get("early"):
+        return False
+    return not any(number in entered.value for key, entered in units.items() if key.startswith(ENTERED))
 
 
 def refit_key(number: int, epoch: int) -> str:

@@ -52,7 +52,7 @@ MIDDLE_FINALISTS = "middle/finalists"
 """Key of the decision that ends the middle heat: the trials that train at full size."""
 
 ENTERED = "race/entered"
-"""Key of the unit that lets finalists enter the race. After it, the race's decisions are made anew."""
+"""Prefix of the names of units that let finalists enter the race. After each, the race's decisions are made anew."""
 
 DONE = "race/done"
 
@@ -532,7 +532,7 @@ class History(Curves):
             self.refitted += unit.value["epochs"]
         elif (decision := RACE_DECISION.fullmatch(key)) is not None:
             self._decide_race(int(decision["epoch"] or 0), unit.value)
-        elif key == ENTERED:
+        elif key.startswith(ENTERED):
             self._enter(unit.value)
         elif key == DONE:
             self.over = unit.value

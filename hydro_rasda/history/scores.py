@@ -182,7 +182,7 @@ def ended_early(history: Curves, number: int) -> bool:
     """
     own_loop = history.own_loop and history.epochs("race", number) > 0
     lost = own_loop and not math.isfinite(history.score("race", number))
-    return lost or number in history.failures or history.diverged("race", number)
+    return lost or history.has_failed("race", number) or history.diverged("race", number)
 
 
 def places_at(history: Curves, stop: int, scores: Mapping[int, float]) -> dict[int, float]:
@@ -201,7 +201,7 @@ def end_of(history: Curves, number: int) -> End | None:
     """Return how a full-size trial ended before its last epoch; None if it did not."""
     if done_early(history, number):
         return "done"
-    if number in history.failures:
+    if history.has_failed("race", number):
         return "failed"
     return "diverged" if ended_early(history, number) else None
 

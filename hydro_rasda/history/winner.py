@@ -62,4 +62,4 @@ def _longest_trained(history: History, numbers: Sequence[int], heat: HeatName = 
 
 def scored(history: History, numbers: Sequence[int], heat: HeatName = "race") -> list[int]:
     """Return the trials with a finite score in a heat."""
-    return [n for n in numbers if n not in history.failures and math.isfinite(history.score(heat, n))]
+    return [n for n in numbers if not history.has_failed("race", n) and math.isfinite(history.score(heat, n))]

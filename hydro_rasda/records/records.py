@@ -18,7 +18,7 @@ from hydro_rasda.run.run_folder import Store
 from hydro_rasda.schedulers import Agreement
 from hydro_rasda.schedulers.pareto import hypervolume, losses
 from hydro_rasda.schedulers.ranking import ranked
-from hydro_rasda.settings.config import Keep, Mode
+from hydro_rasda.settings.config import GLOBAL_BATCH, Keep, Mode
 from hydro_rasda.settings.objectives import Comparison
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class TrialRecord(Portable):
         lines = [line for line in self.history if line["epoch"] == epoch]
         full = [line for line in lines if line["heat"] == "race"] if self.epochs else []
         (line, *_) = full or lines or [{}]
-        named = {name: value for name, value in line.items() if name.startswith(METRICS)}
+        named = {name: value for name, value in line.items() if name not in NO_METRICS}
         return {name: math.nan if value is None else value for name, value in named.items()} | {**self.costs}
 
     @property
@@ -283,8 +283,8 @@ class RunRecord(Portable):
     def curves(self) -> pd.DataFrame:
         """Return the learning curves: one row for each trial, heat, epoch and metric.
 
-        Columns: `trial`; `heat`, "sweep", "middle" or "race"; `epoch`, from 1; `metric`, a name "train_*"
-        or "val_*"; and `value`, NaN if it was not finite.
+        Columns: `trial`; `heat`, "sweep", "middle" or "race"; `epoch`, from 1; `metric`, such as "train_loss"
+        or "val_loss"; and `value`, NaN if it was not finite.
         """
         import pandas as pd
 
@@ -293,7 +293,7 @@ class RunRecord(Portable):
             for record in self.trials
             for line in record.history
             for name, value in line.items()
-            if name.startswith(METRICS)
+            if name not in NO_METRICS
         ]
         frame = pd.DataFrame(rows, columns=["trial", "heat", "epoch", "metric", "value"])
         return frame.astype({"value": float})
@@ -302,8 +302,11 @@ class RunRecord(Portable):
 DIFFER = "trials {} and {} differ by "
 """Beginning of a run's message about the sampling error of its two best trials."""
 
-METRICS = ("train_", "val_")
-"""Prefixes of the names of metrics in a history."""
+NO_METRICS = ("heat", "epoch", "workers", GLOBAL_BATCH, "lr_multiplier", "gradient_noise_scale", "scaling_efficiency")
+"""Keys of a history's lines that are no metrics. A metric of `tune(train=...)` may have any other name.
+
+The last five are `worker_reports.HISTORY`, repeated here because records lie below the training. A test compares both.
+"""
 
 COLUMNS = ("trial", "status", "sweep_metric", "sweep_epochs", "metric", "epochs", "chance", "kept_epoch")
 MIDDLE_COLUMNS = ("middle_metric", "middle_epochs")

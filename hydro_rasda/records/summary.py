@@ -82,9 +82,15 @@ def sum_up(
         _hidden=frozenset(hidden),
         _unkept={number: places for number, places in history.unkept.items() if places},
         _comparison=history.settings.comparison,
-        _needed=[checkpoint_file(path, of) for of in sorted((*history.checkpoints.values(), *history.refits.values()))],
+        _needed=[checkpoint_file(path, name) for name in sorted(_resumed_from(history))],
         _checkpoints={n: checkpoint_file(path, name) for n, name in (history.checkpoints | _refit(history)).items()},
     )
+
+
+def _resumed_from(history: History) -> list[str]:
+    """Return the names of the full-size checkpoints that the run's result or its resumption needs."""
+    early = [key for key, _ in history.early.values()]  # such a trial may still enter the race
+    return [*history.checkpoints.values(), *history.refits.values(), *early]
 
 
 def _within_bounds(history: History, ends: Mapping[int, ExpectedEnd], winner: int) -> dict[int, ExpectedEnd]:
@@ -169,7 +175,8 @@ def _record(
     history: History, number: int, at_end: Collection[int], undecided: Collection[int], chance: float
 ) -> TrialRecord:
     kept_epoch, metric = kept_of(history, number)
-    goes_on = number in undecided and number not in history.failures
+    failed = history.has_failed("race", number)
+    goes_on = number in undecided and not failed
     return TrialRecord(
         trial=number,
         config=history.trials[number].config,
@@ -189,7 +196,7 @@ def _record(
             if line["heat"] == heat
         ),
         live=tuple(map(_told, history.live[number].trained())) if number in history.live and goes_on else (),
-        error=history.failures.get(number),
+        error=history.failures[number] if failed else None,
         costs=dict(history.costs.get(number, {})),
         unread=tuple(sorted(history.unread.get(number, ()))),
         spread=_spread(history, number, kept_epoch),
@@ -206,7 +213,7 @@ def _spread(history: History, number: int, kept_epoch: int) -> float | None:
 
 
 def _status(history: History, number: int, at_end: Collection[int], undecided: Collection[int]) -> Status:
-    if number in history.failures:
+    if history.has_failed("race", number):
         return "failed"
     if not history.epochs("sweep", number) and not history.epochs("race", number):
         return "not begun"

@@ -18,6 +18,7 @@ from fusion.evaluate.microbatch import evaluate
 from fusion.keys import read
 from fusion.optim.schedules import as_lambda_lr
 from fusion.streams import preserved_generators
+from fusion.structure.objects_of_tensors import look_into
 from hydro_rasda.common.argument_checks import check_folder, check_function, check_int, check_path
 from hydro_rasda.common.secret_masking import HIDDEN, value_at
 from hydro_rasda.common.short_values import all_of, counted
@@ -106,6 +107,7 @@ class TuneResult(RunRecord):
         gone: dict[str, Any] = {
             "train_data": None,
             "val_data": None,
+            "folds": None,
             "model_fn": Gone("model_fn"),
             "objective": Gone("objective"),
             "own_loop": None,
@@ -383,7 +385,7 @@ class MeanOfModels(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the mean of the models' outputs. In nested outputs, each floating-point tensor becomes a mean."""
-        return tree_map(_mean, *[model(*args, **kwargs) for model in self.models])
+        return tree_map(_mean, *[look_into(model(*args, **kwargs)) for model in self.models])
 
 
 def _mean(*outputs: Any) -> Any:

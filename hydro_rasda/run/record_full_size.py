@@ -16,7 +16,7 @@ All backends record full-size trainings in the same way, so that each backend ca
 - `race/trial-{n}/done-after-{epoch}`: the trial's training has ended by itself, before the last epoch.
 - `race/trial-{n}/lost-after-{epoch}`: the trial's checkpoint is damaged, so that it trains anew.
 - `race/retry-of-{n}`: a trial that failed is tried again, because code or data has changed since.
-- `race/entered`: the finalists; the race between them begins, and is decided anew.
+- `race/entered` (then `race/entered/again`, ...): the finalists; the race between them begins, and is decided anew.
 - `race/begin/of-{trials}`: the first milestone of each finalist.
 - `race/to-{epoch}/kept/of-{trials}`: for each trial that was compared after this epoch, the epoch to which it trains
   on, or None.
@@ -191,7 +191,8 @@ def try_dropped_again(run: Run) -> None:
     keys = [key for key in found if not key.startswith(KINDS_FROM)]
     if numbers := sorted({*built, *(n for key in keys for n in found[key])}):
         run.say(f"trials {', '.join(map(str, numbers))} are tried again, as `resume` is 'changed'")
-        keys += [key for key in (ENTERED, DONE) if key in units]  # so that the race is decided anew, too
+        # The race is decided anew, too.
+        keys += [key for key in units if key.startswith(ENTERED) or key == DONE]
     # Also measure again the group sizes that were only assumed, perhaps because measuring them killed processes.
     keys += [key for key, unit in units.items() if WIDTHS_OF in key and unit.value.get("assumed")]
     run.store.forget(keys)

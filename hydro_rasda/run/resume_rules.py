@@ -167,6 +167,8 @@ def set_aside(path: Path) -> str:
     refuse_links(aside)
     aside.mkdir(exist_ok=True)
     write_atomically(aside / SPEC, read_file(path / SPEC))
+    with contextlib.suppress(OSError):  # empty, because an earlier process moved the checkpoints and was then killed
+        (path / "checkpoints").rmdir()
     for name in RESULTS:
         with contextlib.suppress(FileNotFoundError):
             (path / name).rename(aside / name)

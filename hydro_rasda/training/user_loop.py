@@ -168,7 +168,8 @@ class KeptReports:
             require(is_metric(metrics.get(name)), "metrics", dict(metrics), rule)
         require(saving is not None, "state", None, "given with every report")
         wanted = {n: v for n, v in metrics.items() if n.startswith(METRICS) or n in self._settings.comparison.trained}
-        numbers = {n: float(v) for n, v in wanted.items() if is_metric(v)}
+        numbers = {n: float(v) for n, v in wanted.items() if isinstance(v, (int, float))}
+        others = {n: v for n, v in metrics.items() if n not in wanted}
         if self._settings.race.keep == "best":
             self._best = bettered(
                 self._best, epoch, numbers[metric], mode, lambda: copy.deepcopy(_state_of(saving)["model"])
@@ -179,7 +180,7 @@ class KeptReports:
             own = _state_of(saving)
             return {"own": own, "model": own["model"], **best}
 
-        return {**metrics, **numbers, "epoch": epoch}, whole
+        return {**others, **numbers, "epoch": epoch}, whole
 
 
 def _state_of(saving: Saving) -> dict[str, Any]:

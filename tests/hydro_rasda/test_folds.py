@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
+import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
@@ -97,6 +99,35 @@ def test_a_splitter_without_a_seed_draws_from_the_runs(digits: tuple[Pair, Pair]
     assert all(torch.equal(a, b) for a, b in zip(one.indices(), two.indices(), strict=True))
     assert not torch.equal(one.indices()[0], other.indices()[0])
     assert np.array_equal(np.random.get_state()[1], before)  # type: ignore[index]
+
+
+def test_a_result_of_folds_is_pickled_without_the_data(quick: Quick, digits: tuple[Pair, Pair]) -> None:
+    class Locked(TensorDataset):
+        def __init__(self, *tensors: Tensor) -> None:
+            super().__init__(*tensors)
+            self.lock = threading.Lock()  # which cannot be pickled
+
+    result = quick(**FOLDS | {"num_samples": 2, "max_t": 2, "train_data": Locked(*digits[0])})
+    again = pickle.loads(pickle.dumps(result))
+    assert again._problem.folds is None
+    for one, other in zip(result.best_model().parameters(), again.best_model().parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_mean_of_models_is_that_of_each_field_of_their_outputs() -> None:
+    @dataclass
+    class Output:
+        logits: Tensor
+        name: str
+
+    class Named(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return Output(super().forward(x), "a")
+
+    models, x = [Named(3, 2) for _ in range(2)], torch.randn(4, 3)
+    found = MeanOfModels(models)(x)
+    assert (type(found), found.name) == (Output, "a")
+    torch.testing.assert_close(found.logits, (models[0](x).logits + models[1](x).logits) / 2)
 
 
 def test_tune_over_folds(quick: Quick, digits: tuple[Pair, Pair], tmp_path: Path) -> None:

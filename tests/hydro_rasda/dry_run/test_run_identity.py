@@ -424,7 +424,10 @@ def test_who_is_killed_while_moving_a_run_loses_nothing_of_it(tmp_path: Path) ->
     (tmp_path / "journal.jsonl").write_text("first")
     (tmp_path / "before-1").mkdir()  # killed after this and the checkpoints
     (tmp_path / "before-1" / "checkpoints").mkdir()
+    (tmp_path / "before-1" / "checkpoints" / "a.pt").touch()
+    (tmp_path / "checkpoints").mkdir()  # as the next process makes it when it claims the folder
     assert "before-1" in set_aside(tmp_path)
+    assert (tmp_path / "before-1" / "checkpoints" / "a.pt").exists()
     assert (tmp_path / "before-1" / "journal.jsonl").read_text() == "first"
     assert set_aside(tmp_path) == ""
     (tmp_path / "journal.jsonl").write_text("second")

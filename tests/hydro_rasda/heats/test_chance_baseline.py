@@ -82,6 +82,13 @@ def test_dense_targets_with_some_left_out(problem: Problem) -> None:
     assert 1.0 < chance.score < math.log(3)
 
 
+@pytest.mark.parametrize("target", [torch.tensor([3, 10**15]), torch.tensor([True, False])])
+def test_numbers_that_are_no_classes_are_not_counted(problem: Problem, target: Tensor) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert of(problem, target, target, "val_loss", F.mse_loss, classes=False) is None
+
+
 def test_where_it_is_not_known(problem: Problem) -> None:
     labels = torch.arange(12) % 3
     assert of(problem, labels, labels, "val_loss", classes=False) is None

@@ -58,6 +58,13 @@ def test_a_structure_is_measured_once_in_the_life_of_a_run(asked: Problem, tmp_p
     assert BUILT == [4, 8]
 
 
+def test_functions_of_one_name_are_measured_apart(asked: Problem, tmp_path: Path) -> None:
+    builds = [lambda: sized({"width": 4}), lambda: sized({"width": 8})]
+    run = opened(replace(asked, model_fn=lambda config: config["build"]()), tmp_path)
+    with run.store:
+        assert [Costs(run).of({"lr": 0.1, "build": build}) for build in builds] == [macs(4), macs(8)]
+
+
 def test_batches_in_other_parts_are_measured_anew(asked: Problem, tmp_path: Path) -> None:
     """Memory and time of a step depend on them."""
     run = opened(asked, tmp_path)

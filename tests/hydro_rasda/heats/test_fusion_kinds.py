@@ -54,12 +54,23 @@ def test_trials_of_one_kind_share_structure_and_batch_size(problem: Problem, chi
     assert len(set(kinds.values())) == 3
 
 
-@pytest.mark.parametrize(("children", "built"), [(0, [0]), (2, [0, 2])])
+@pytest.mark.parametrize(("children", "built"), [(0, [0]), (2, [0, 1])])
 def test_where_time_is_up_each_process_builds_its_first_model_alone(
     problem: Problem, children: int, built: list[int]
 ) -> None:
     unit = find_kinds(problem, trials({}, {}, {}, {}), children, until=0.0)
     assert list(unit.value) == [line["trial"] for line in unit.lines] == built
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes that have computed are forked on Linux alone")
+def test_where_time_is_up_no_trial_before_the_last_is_missing(problem: Problem) -> None:
+    def model_fn(config: Config, width_ratio: float) -> nn.Module:
+        time.sleep(config["takes"])
+        return mlp(config, width_ratio)
+
+    given = trials(*({"takes": takes} for takes in (0.0, 2.0, 0.0, 0.0, 0.0, 0.0)))
+    unit = find_kinds(replace(problem, model_fn=model_fn), given, 2, until=time.monotonic() + 1.0)
+    assert list(unit.value) == [line["trial"] for line in unit.lines] == [0, 1, 2]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes that have computed are forked on Linux alone")
@@ -73,7 +84,7 @@ def test_kinds_are_in_the_order_of_the_trials_whichever_child_is_done_first(prob
             time.sleep(0.01)
         return mlp(config, width_ratio)
 
-    given = trials({"part": "first"}, {"part": "first"}, {"part": "last"}, {"part": "last"})
+    given = trials({"part": "first"}, {"part": "last"}, {"part": "first"}, {"part": "last"})
     assert list(find_kinds(replace(problem, model_fn=model_fn), given, children=2).value) == [0, 1, 2, 3]
 
 
@@ -86,10 +97,10 @@ def test_a_trial_whose_model_fails_fails_alone(problem: Problem) -> None:
 
 
 def test_what_forked_processes_found_of_structures_is_kept(without_width: Problem, traces: Callable[[], int]) -> None:
-    given = trials({"activation": "relu"}, {"activation": "relu"}, {"activation": "tanh"}, {"activation": "tanh"})
+    given = trials({"activation": "relu"}, {"activation": "tanh"}, {"activation": "relu"}, {"activation": "tanh"})
     find_kinds(without_width, given, children=2)
     assert traces() == 2
-    without_width.surrogate(given[1])
+    without_width.surrogate(given[2])
     without_width.surrogate(given[3])
     assert traces() == 2
 

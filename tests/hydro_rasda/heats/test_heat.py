@@ -154,7 +154,20 @@ def test_what_began_early_outlives_a_kill(run: Run, tmp_path: Path, top_k: int) 
         expected, most = found(unbroken), trains.done.index(("race", (4,), 9)) + 1
     with closing((killed := begun(run, tmp_path / "killed", top_k)).store), pytest.raises(KeyboardInterrupt):
         search(killed, OneIsSlow(killed, 2, most))
+    needed = sum_up(killed.history, [], killed.store.path, undecided=[])._needed  # which `clean` keeps
+    assert needed == [killed.store.file("race/trial-4/to-9")]
     with closing((goes_on := begun(run, tmp_path / "killed", top_k)).store):
         search(goes_on, trains := OneIsSlow(goes_on, 2))
         assert found(goes_on) == expected
     assert ("race", (4,), 9) not in trains.done
+
+
+def test_what_began_early_and_entered_counts_after_others_have_entered(run: Run, tmp_path: Path) -> None:
+    with closing((of := begun(run, tmp_path / "entered", 2)).store):
+        search(of, trains := OneIsSlow(of, 2))
+        assert trains.done.index(("race", (4,), 9)) < trains.done.index(("sweep", (SLOW,), 9))
+        Race(of, OneIsSlow(of, 1)).between([n for n in sorted(of.history.trials) if n not in of.history.finalists][:2])
+        expected = found(of)
+    with closing((read_again := begun(run, tmp_path / "entered", 2)).store):
+        read_again.fold()
+        assert found(read_again) == expected

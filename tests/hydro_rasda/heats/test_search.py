@@ -4,7 +4,7 @@ import logging
 import math
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,19 @@ def test_random_search_says_whether_time_or_constraints_left_it_with_few() -> No
     assert (few.planned < 20, few.late) == (True, False)
 
 
+def test_once_enough_configurations_fit_no_other_is_looked_at() -> None:
+    """To look at one may take a model of full size."""
+    looked_at: list[bool] = []
+
+    def fits(config: Mapping[str, Any]) -> bool:
+        looked_at.append(config["lr"] < 0.3)
+        return looked_at[-1]
+
+    assert RandomSearch({"lr": uniform(0.0, 1.0)}, 20, 0, fits=fits).planned == 20
+    assert looked_at[-1]
+    assert sum(looked_at) == 20
+
+
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_searcher_with_few_suggestions_names_constraints_once_and_only_if_they_are_the_reason(
     problem: Problem, tmp_path: Path, finished: bool
@@ -161,6 +174,27 @@ def test_a_searcher_with_few_suggestions_names_constraints_once_and_only_if_they
         assert len([trial for _ in range(8) for trial in search.next_trials()]) == 3
         told = [message.text for message in read_messages(store.path)]
         assert [line.partition(":")[0] for line in told] == ["3 of 8 configurations are tried"] * (not finished)
+
+
+def test_a_searcher_draws_within_constraints_as_long_as_there_is_time(problem: Problem, tmp_path: Path) -> None:
+    space, drawn = {"lr": loguniform(1e-4, 1.0)}, list[float]()
+
+    def fits(config: Mapping[str, Any]) -> bool:
+        drawn.append(config["lr"])
+        return True
+
+    for budget, count in ((1e-9, 1), (None, 8)):
+        asked = problem.with_settings(num_samples=8, time_budget_s=budget)
+        searcher = named_searcher("tpe", space, asked.settings)
+        assert searcher is not None
+        with closing(Store.open(tmp_path / "run", {}, "auto")) as store:
+            search = SearcherSearch(searcher, space, Run(asked, store), fits)
+            drawn.clear()
+            while search.next_trials():
+                pass
+            assert ([trial.config["lr"] for trial in search.given], len(drawn)) == (drawn, count)
+            assert search.late is (budget is not None)
+            assert not read_messages(store.path)
 
 
 def test_a_searcher_is_refused_if_no_suggestion_meets_the_constraints(problem: Problem, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from hydro_rasda import RaceConfig, SweepConfig
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Finished, History, Outcome, Task, Widths
+from hydro_rasda.heats.cost_limits import Costs
 from hydro_rasda.heats.finalists import finalists_in_time
 from hydro_rasda.heats.fusion_kinds import find_kinds
 from hydro_rasda.history.history import GROUP, SWEEP_DECISION
@@ -117,6 +118,7 @@ class Given:
         self.given: list[Trial] = []
         self.told: dict[int, list[int]] = {}
         self.closed: list[int] = []
+        self.late = False
 
     def next_trials(self) -> list[Trial]:
         if not self.batches:
@@ -394,6 +396,40 @@ def test_where_building_models_takes_all_the_time_the_others_wait_for_more(
     assert found == sweep(whole, Given([configs(FINALS)]), Curves(whole, clock=clock), rule)
     assert epochs(longer) == epochs(whole)
     whole.store.close()
+
+
+def test_where_measuring_costs_takes_all_the_time_the_others_wait_for_more(
+    run: Run, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[float] = []
+
+    def of(self: Costs, config: Config) -> dict[str, float]:
+        measured.append(config["final"])
+        return {"macs": 1.0}
+
+    monkeypatch.setattr(Costs, "of", of)
+    monkeypatch.setattr("hydro_rasda.heats.sweep.BUILDING_S", 0.0)
+    timed = again(run, time_budget_s=1e-9)
+    clock.now += 1.0
+    assert sweep(timed, Given([configs(FINALS)]), Curves(timed, clock=clock)) == [0]
+    assert measured == FINALS[:1]
+    assert timed.history.costs == {0: {"macs": 1.0}}
+    longer = again(run)
+    assert sweep(longer, Given([configs(FINALS)]), Curves(longer, clock=clock)) == [0]
+    assert measured == FINALS
+
+
+def test_where_drawing_took_all_the_time_the_others_compete_later(run: Run) -> None:
+    worst_first = configs([float(27 - n) for n in range(27)])
+    late = Given([worst_first[:1]])
+    late.late = True
+    timed = again(run, max_t=1, time_budget_s=1e-9)
+    assert sweep(timed, late, Curves(timed)) == [0]
+    longer = again(run, max_t=1)
+    assert sweep(longer, Given([worst_first]), Curves(longer)) == [26]
+    same = again(run, max_t=1, time_budget_s=1e-9)
+    assert sweep(same, Given([worst_first]), idle := Curves(same)) == [26]
+    assert not idle.tasks
 
 
 def test_a_budget_that_was_spent_between_two_groups_stays_spent(run: Run, clock: Clock) -> None:

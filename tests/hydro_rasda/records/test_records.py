@@ -5,8 +5,9 @@ import pickle
 import re
 from dataclasses import replace
 
-from hydro_rasda.records.records import COLUMNS, by_heat
+from hydro_rasda.records.records import COLUMNS, NO_METRICS, by_heat
 from hydro_rasda.results import Cost, TrialRecord
+from hydro_rasda.training.worker_reports import HISTORY
 
 
 def test_spared_seconds() -> None:
@@ -59,3 +60,11 @@ def test_a_record_is_shown_by_what_the_table_has_of_it() -> None:
 def test_a_key_that_nothing_reads_may_have_a_slash() -> None:
     unread = replace(RECORD, config={"lr": 0.1, "a/key": 1, "net": {"b": 2, "c": 3}}, unread=("a/key", "net.b"))
     assert unread.used == {"lr": 0.1, "net/c": 3}
+
+
+def test_what_workers_report_of_themselves_is_no_metric() -> None:
+    assert ("heat", "epoch", *HISTORY) == NO_METRICS
+    line = dict.fromkeys(HISTORY, 2.0) | {"heat": "sweep", "epoch": 1, "reward": 3.0, "val_loss": None}
+    metrics = replace(RECORD, history=(line,)).metrics
+    assert metrics.keys() == {"reward", "val_loss"}
+    assert metrics["reward"] == 3.0

@@ -515,6 +515,17 @@ def test_a_kill_at_any_event_changes_nothing(search: Callable[..., TuneResult]) 
     assert kills > 20
 
 
+@pytest.mark.usefixtures("one_process")
+def test_metrics_of_any_name_are_compared_and_shown(search: Callable[..., TuneResult]) -> None:
+    result = search(metric=["reward", "val_width"], mode=["max", "min"])
+    front = result.pareto
+    assert front
+    assert result.best_trial in [record.trial for record in front]
+    assert result.trials[result.best_trial].metrics["reward"] == result.best_metric
+    assert result.hypervolume({"reward": -100.0, "val_width": 2.0}) > 0
+    assert {*result.curves()["metric"]} == {"reward", "val_width"}
+
+
 def test_tensors_may_be_its_data(search: Callable[..., TuneResult]) -> None:
     def own(worker: Worker) -> None:
         state = {"model": worker.plain(worker.model()).state_dict()}
