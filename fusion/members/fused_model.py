@@ -183,7 +183,7 @@ class StackedTensors(nn.Module):
         numbers = [t for t in tensors if t.is_floating_point() or t.is_complex()]
         if not numbers:
             return []
-        finite_K = torch.stack([torch.isfinite(t).reshape(self.K, -1).all(1) for t in numbers]).all(0)
+        finite_K = torch.stack([torch.isfinite(t).reshape(self.K, t[0].numel()).all(1) for t in numbers]).all(0)
         return [k for k, finite in enumerate(finite_K.tolist()) if not finite]
 
     @property
