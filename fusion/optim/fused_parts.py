@@ -96,7 +96,7 @@ class FusedByPart(FusedOptimizer):
             part.copy(sources)
 
     def take_hyperparameters(self, other: OptimizerState) -> None:
-        """Replace hyperparameters and learning rate multipliers by those of another optimizer of the same parts."""
+        """Replace hyperparameters and multipliers by those of another optimizer of the same parts."""
         for name, part in self._like(other).items():
             self.parts[name].take_hyperparameters(part)
 
