@@ -50,11 +50,21 @@ def own_rows(batch: Any, K: int) -> tuple[list[Tensor], Callable[[Sequence[Tenso
 
 
 def at_once(
-    one: One, tensors: Mapping[str, Tensor], settings: Settings, streams: Streams, K: int, rows_K: Sequence[Tensor] = ()
+    one: One,
+    tensors: Mapping[str, Tensor],
+    settings: Settings,
+    streams: Streams,
+    K: int,
+    rows_K: Sequence[Tensor] = (),
+    hold: Callable[[Callable[[Any], Any]], None] = lambda own: None,
 ) -> tuple[Any, Mapping[str, Tensor]]:
     """Evaluate all members by one call under vmap; evaluate a single member by a plain call.
 
     If `one` writes into buffers, it writes into `tensors`, [K, ...] each.
+
+    Args:
+        hold: Called after `one` if members wrote different values into a new tensor. Its argument is a function that
+            returns the members' own copies of such a tensor, and any other value as it is.
     """
     if K == 1:
         return _alone(one, tensors, streams, rows_K)
@@ -69,6 +79,8 @@ def at_once(
             result, rebound = one(tensors, scalars, rows)
         # If members wrote different values into a tensor that they created together, each gets its own.
         result, rebound = tree_map(mode.of_each, (result, dict(rebound)))
+        if mode.copied:
+            hold(mode.of_each)
         return tree_map(_as_tensor, result), rebound
 
     over_members = torch.func.vmap(each, randomness="error")

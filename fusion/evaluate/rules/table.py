@@ -187,6 +187,11 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
                     del self._fresh[id(x)]  # writes into the members' own copies would not reach this view
         return result
 
+    @property
+    def copied(self) -> bool:
+        """Return whether a shared tensor has been copied for each member, see `of_each`."""
+        return bool(self._own)
+
     def _is_fresh(self, x: Any) -> bool:
         """Return whether `x` is a new tensor (see `_is_new`) without a known view."""
         known = self._fresh.get(id(x)) if self._fresh else None

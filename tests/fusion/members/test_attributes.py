@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusion import dry_run, fuse, fusion_key
+from fusion import FusionWarning, dry_run, fuse, fusion_key
 from fusion.members.attributes import OwnValues, _same, changed, loose_tensors, snapshot
 
 X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
@@ -67,7 +67,46 @@ class Lazy(Recurrent):
         return super().forward(x)
 
 
-STATES = [Recurrent, Listing, Buffered, Lazy]
+class Filled(Recurrent):
+    """Forward makes a tensor that is equal in all members, and writes their values into it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x) if self.h is None else self.inner(x) + self.back(self.h)
+        if self.h is None:
+            self.h = torch.zeros(5, 4)
+        self.h.copy_(h.tanh().detach())
+        out: Tensor = self.out(h)
+        return out
+
+
+class Cooled(Recurrent):
+    """Forward writes to a tensor that the constructor has made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heat = torch.ones(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.heat *= 0.5
+        return super().forward(x) * self.heat
+
+
+class Nested(Recurrent):
+    """Forward writes into a list that a dict holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory: dict[str, list[Tensor | None]] = {"h": [None]}
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.memory["h"][0]
+        h = self.inner(x) if before is None else self.inner(x) + self.back(before)
+        self.memory["h"][0] = h.tanh().detach()
+        out: Tensor = self.out(h)
+        return out
+
+
+STATES = [Recurrent, Listing, Buffered, Lazy, Filled, Cooled, Nested]
 
 
 @pytest.mark.parametrize("one_by_one", [False, True], ids=["fused", "one-by-one"])
