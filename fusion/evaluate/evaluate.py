@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fusion.argument_checks import require
@@ -131,6 +132,7 @@ def in_turn(
         # Copy the buffers. If one member writes into its copy, tensors for another's backward pass stay valid.
         copies = {name: buffer[k].clone() for name, buffer in buffers.items()}
         scalars = {path: value.tolist()[k] for path, value in settings.values_K.items()}
+        parametrize._cache.clear()  # inside `parametrize.cached`, a member would get the weights of the one before
         with streams.drawn_from(k):
             result, rebound = one({**own, **copies}, scalars, [row[k] for row in rows_K])
         _take_data(parameters, own, k, hooks=1)
