@@ -193,9 +193,7 @@ def test_a_rate_of_a_part_that_changes_alone_is_taken(kind: str) -> None:
     """It is no hyperparameter of the optimizer, but a multiplier of its rate."""
     torch.manual_seed(0)
     fused = fuse([nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)) for _ in range(2)])
-    opt, changed = (
-        fused_optimizer(fused, [{"optimizer": kind, "lr": 0.1, "lr.1": rate}] * 2) for rate in (0.2, 0.4)
-    )
+    opt, changed = (fused_optimizer(fused, [{"optimizer": kind, "lr": 0.1, "lr.1": rate}] * 2) for rate in (0.2, 0.4))
 
     def step(fused: FusedModel, opt: FusedOptimizer) -> None:
         opt.zero_grad()
