@@ -143,7 +143,7 @@ class _Given:
     """A search whose configurations are all known at the beginning."""
 
     def __init__(self, trials: list[Trial]) -> None:
-        self.given, self.planned = trials, len(trials)
+        self.given, self.planned, self.late = trials, len(trials), False
 
     def next_trials(self) -> list[Trial]:
         return []

@@ -78,7 +78,8 @@ class CoordinateCheck:
     """Measurements of `coordinate_check`.
 
     Attributes:
-        rows: One row for each module, width and step.
+        rows: One row for each module, width and step. A module is left out if at some width its output is empty, or
+            changes its size from step to step.
         size_slopes: Module name -> slope of log size over log width after the last step.
         change_slopes: Module name -> slope of the change since initialization, after the last step.
         max_slope: The largest slope that the verdict allows.
@@ -228,7 +229,9 @@ def coordinate_check(
                 torch.manual_seed(seed)
                 model = build(model_fn, config, width_ratio)
                 measured.add(width_ratio, model, record_training(model, config, batches, objective))
-    rows = tuple(Coordinate(*key, *map(fmean, zip(*pairs))) for key, pairs in measured.outputs.items())
+    at_all = set.intersection(*({name for name, own, _ in measured.outputs if own == ratio} for ratio in width_ratios))
+    found = ((key, pairs) for key, pairs in measured.outputs.items() if key[0] in at_all)
+    rows = tuple(Coordinate(*key, *map(fmean, zip(*pairs))) for key, pairs in found)
 
     def slopes(step: int, kind: str) -> dict[str, float]:
         return _slopes({(row.module, row.width_ratio): getattr(row, kind) for row in rows if row.step == step})

@@ -66,7 +66,7 @@ def measured_corrections(
 def _measure(build: Callable[[], nn.Module], names: Sequence[str]) -> dict[str, float | None]:
     """Return each parameter's root mean square over several models; None if all models have the same values."""
     draws = [_values(build, names), _values(build, names)]
-    fewest = min(draws[0][name].numel() for name in names)
+    fewest = max(1, min(draws[0][name].numel() for name in names))
     while len(draws) < min(_MOST_BUILDS, _ENOUGH / fewest):
         draws.append(_values(build, names))
     pooled = {name: torch.stack([values[name] for values in draws]) for name in names}
@@ -83,7 +83,8 @@ def rescale(surrogate: nn.Module, factors: Mapping[str, float]) -> None:
     """Multiply parameters by their factors, in place; parameters with a factor of 1 are not touched."""
     with torch.no_grad():
         for name, parameter in surrogate.named_parameters():
-            if not math.isclose(factors[name], 1.0):
+            scales = parameter.is_floating_point() or parameter.is_complex()  # a table of indices does not
+            if scales and not math.isclose(factors[name], 1.0):
                 parameter.mul_(factors[name])
 
 

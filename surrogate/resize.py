@@ -80,14 +80,20 @@ def _gates(module: nn.Module) -> dict[str, int]:
 
 
 def _is_pattern(tensor: Tensor) -> bool:
-    """Return whether a tensor has at most two different values, such as a constant or an identity."""
+    """Return whether a tensor has at most two different values, such as a constant or an identity.
+
+    Signs, such as those of a weight that starts as plus or minus one number at random, are no pattern.
+    """
     if not tensor.numel():
         return True
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     if len(tensor.flatten()[:_FIRST].unique()) > 2:  # most tensors return here, and their other elements are not read
         return False
-    return bool(((tensor == tensor.min()) | (tensor == tensor.max())).all())
+    least, most = tensor.min(), tensor.max()
+    if least == -most and most > 0:
+        return False
+    return bool(((tensor == least) | (tensor == most)).all())
 
 
 AttributeKey = tuple[str, str]

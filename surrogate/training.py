@@ -132,6 +132,7 @@ class Recording:
 
     Attributes:
         outputs: (module name, steps done) -> mean of |x| and mean of |x - x at step 0|; the model itself is named "".
+            Modules whose output is empty or changes its size are left out, such as experts that get other examples.
         parameters: (parameter name, steps done) -> root mean square of the last step's change; before the first step,
             root mean square of the values.
     """
@@ -145,17 +146,18 @@ def record_training(
 ) -> Recording:
     """Do one step for each batch. Measure all outputs on the first batch, before the first step and after each step."""
     optimizer = make_plain_optimizer(model, config)
-    first = _outputs(model, batches[0], objective)
+    first = {name: output for name, output in _outputs(model, batches[0], objective).items() if output.numel()}
     found = {(name, 0): (_size(output), 0.0) for name, output in first.items()}
     values = _values(model)
     parameters = {(name, 0): _root_mean_square(value) for name, value in values.items()}
     for done, batch in enumerate(batches, start=1):
         step(model, optimizer, config, batch, objective)
         now = _outputs(model, batches[0], objective)
-        found |= {(name, done): (_size(output), _size(output - first[name])) for name, output in now.items()}
+        first = {name: start for name, start in first.items() if name in now and now[name].shape == start.shape}
+        found |= {(name, done): (_size(now[name]), _size(now[name] - start)) for name, start in first.items()}
         before, values = values, _values(model)
         parameters |= {(name, done): _root_mean_square(value - before[name]) for name, value in values.items()}
-    return Recording(found, parameters)
+    return Recording({key: sizes for key, sizes in found.items() if key[0] in first}, parameters)
 
 
 def _values(model: nn.Module) -> dict[str, Tensor]:

@@ -263,6 +263,7 @@ def restored(fused: FusedModel) -> Iterator[None]:
 
     Inside the context, member k draws random numbers with seed k.
     """
+    fused._part_values()
     attributes, own_values = snapshot(fused.template), fused.own_values.copy()
     shared = fused.common.bufs().keys()
     before = {name: buffer.clone() for name, buffer in {**fused.stacked_buffers, **fused.common.bufs()}.items()}

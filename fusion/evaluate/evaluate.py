@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fusion.argument_checks import require
@@ -50,11 +51,21 @@ def own_rows(batch: Any, K: int) -> tuple[list[Tensor], Callable[[Sequence[Tenso
 
 
 def at_once(
-    one: One, tensors: Mapping[str, Tensor], settings: Settings, streams: Streams, K: int, rows_K: Sequence[Tensor] = ()
+    one: One,
+    tensors: Mapping[str, Tensor],
+    settings: Settings,
+    streams: Streams,
+    K: int,
+    rows_K: Sequence[Tensor] = (),
+    hold: Callable[[Callable[[Any], Any]], None] = lambda own: None,
 ) -> tuple[Any, Mapping[str, Tensor]]:
     """Evaluate all members by one call under vmap; evaluate a single member by a plain call.
 
     If `one` writes into buffers, the writes reach `tensors`, which are [K, ...] each.
+
+    Args:
+        hold: Called after `one` if members wrote different values into a new tensor. Its argument is a function that
+            returns the members' own copies of such a tensor, and any other value as it is.
     """
     if K == 1:
         return _alone(one, tensors, streams, rows_K)
@@ -69,6 +80,8 @@ def at_once(
             result, rebound = one(tensors, scalars, rows)
         # If members wrote different values into a tensor that they created together, return each member's own values.
         result, rebound = tree_map(mode.of_each, (result, dict(rebound)))
+        if mode.copied:
+            hold(mode.of_each)
         return tree_map(_as_tensor, result), rebound
 
     over_members = torch.func.vmap(each, randomness="error")
@@ -121,6 +134,7 @@ def in_turn(
         # backward passes of the others.
         copies = {name: buffer[k].clone() for name, buffer in buffers.items()}
         scalars = {path: value.tolist()[k] for path, value in settings.values_K.items()}
+        parametrize._cache.clear()  # inside `parametrize.cached`, a member would get the weights of the one before
         with streams.drawn_from(k):
             result, rebound = one({**own, **copies}, scalars, [row[k] for row in rows_K])
         _take_data(parameters, own, k, hooks=1)

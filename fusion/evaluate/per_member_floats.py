@@ -39,7 +39,10 @@ class Settings:
     """
 
     def __init__(self, members: Sequence[Mapping[str, FloatSlot]]) -> None:
-        values = {path: [float(slots[path].get()) for slots in members] for path in members[0]}
+        given = {path: [slots[path].get() for slots in members] for path in members[0]}
+        # Forward may have put a tensor in the place of a float. It is then no setting, but a value of each member.
+        numbers = {path: own for path, own in given.items() if all(isinstance(value, int | float) for value in own)}
+        values = {path: [*map(float, own)] for path, own in numbers.items()}
         # Compare floats by `float.hex`, because 0.0 and -0.0 give different results, and NaN must equal NaN.
         differing = {path: value for path, value in values.items() if len(set(map(float.hex, value))) > 1}
         self._slots = {path: members[0][path] for path in differing}

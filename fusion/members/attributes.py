@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from fusion.structure.module_parts import copied, is_batched, named_tensors
 _PLAIN = (bool, int, float, str, type(None))
 _BY_TORCH = frozenset(vars(nn.Module()))
 _HOOKS = frozenset(name for name in _BY_TORCH if "_hooks" in name)
-_TENSORS_AND_MODULES = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
+_TENSORS_AND_MODULES = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_flat_weight_refs"}
 _IN_PLACE = (dict, OrderedDict, list)
 
 
@@ -39,8 +39,6 @@ class _ABSENT:
 
 AttributePlace = tuple[int, str, str]
 """Index of the module in `modules()`, kind, and name. The kind is "_buffers" for a buffer, "" for other attributes."""
-
-Snapshot = Mapping[AttributePlace, Any]
 
 
 def plain_attributes(module: nn.Module) -> list[dict[str, Any]]:
@@ -64,32 +62,55 @@ def loose_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
                     yield f"{path}.{name}{keystr(at)}" if path else f"{name}{keystr(at)}", leaf
 
 
-def snapshot(module: nn.Module) -> dict[AttributePlace, Any]:
+class Snapshot(dict[AttributePlace, Any]):
+    """All attributes and hooks of a module by place.
+
+    Attributes:
+        contents: Place -> each tensor in the attribute, and a copy of its values, because forward may write to it.
+    """
+
+    def __init__(self, values: Iterable[tuple[AttributePlace, Any]]) -> None:
+        super().__init__()
+        self.contents: dict[AttributePlace, list[tuple[Tensor, Tensor]]] = {}
+        for place, value in values:
+            self[place] = _copy_of(value)
+            if isinstance(value, Tensor) or (value and type(value) in SUPPORTED_NODES):
+                self.contents[place] = [(x, x.detach().clone()) for x in tree_leaves(value) if _is_readable(x)]
+
+
+def snapshot(module: nn.Module) -> Snapshot:
     """Return all attributes and hooks, with copies of lists and dicts. Buffers without data are left out."""
-    return {place: _copy_of(value) for place, value in _values(module)}
+    return Snapshot(_values(module))
 
 
 def changed(module: nn.Module, before: Snapshot) -> dict[AttributePlace, Any]:
     """Return the attributes that have changed since a snapshot, with their present values; lists and dicts as copies.
 
-    A removed attribute has the value `_ABSENT`.
+    A removed attribute has the value `_ABSENT`. If a tensor was written to, the result has a copy of it.
     """
     found, missing = {}, before.keys() - ()
     for place, value in _values(module):
         then = before.get(place, _ABSENT)
         missing.discard(place)
-        if then is value or (type(then) is type(value) in _IN_PLACE and not then and not value):
+        if not all(_equal_or_nan(*pair) for pair in before.contents.get(place, ())):
+            found[place] = copied(value)
+        elif then is value or (type(then) is type(value) in _IN_PLACE and not then and not value):
             continue
-        if not _same(then, value, by_identity=True):
+        elif not _same(then, value, by_identity=True):
             found[place] = _copy_of(value)
     return found | dict.fromkeys(missing, _ABSENT)
 
 
 def put_back(module: nn.Module, before: Snapshot) -> None:
-    """Restore all attributes and hooks from a snapshot."""
+    """Restore all attributes and hooks from a snapshot.
+
+    A tensor that was written to is replaced by another one, because a backward pass may need what was written.
+    """
     modules = list(module.modules())
     for place in changed(module, before):
-        _put(modules, place, before.get(place, _ABSENT))
+        written = [pair for pair in before.contents.get(place, ()) if not _equal_or_nan(*pair)]
+        values = {id(tensor): values.clone() for tensor, values in written}
+        _put(modules, place, tree_map(lambda leaf, own=values: own.get(id(leaf), leaf), before.get(place, _ABSENT)))
 
 
 def check_same_state(module: nn.Module, other: nn.Module, but: Iterable[AttributePlace]) -> None:
@@ -183,7 +204,7 @@ class OwnValues:
         Return whether there were any such tensors.
         """
         modules, found = list(module.modules()), False
-        for place, value in snapshot(module).items():
+        for place, value in list(_values(module)):
             leaves, spec = tree_flatten(value)
             if any(isinstance(x, Tensor) and _belongs_to_members(place, x) for x in leaves):
                 rows = [[_row(leaf, k) for leaf in leaves] for k in range(self.K)]
@@ -191,6 +212,18 @@ class OwnValues:
                 _put(modules, place, None)
                 found = True
         return found
+
+    def hold(self, module: nn.Module, own: Callable[[Any], Any]) -> None:
+        """Replace tensors in attributes of `module`: `own` returns the members' own copies of a tensor, or the tensor.
+
+        Forward may have made a tensor that all members share, kept it, and then written members' values into it.
+        """
+        modules = list(module.modules())
+        for place, value in list(_values(module)):
+            leaves, spec = tree_flatten(value)
+            found = [own(leaf) for leaf in leaves]
+            if any(new is not leaf for new, leaf in zip(found, leaves)):
+                _put(modules, place, tree_unflatten(found, spec))
 
     def join(self, module: nn.Module) -> bool:
         """Put all members' values into `module` for vmap. Return False, and do nothing, if this is not possible.
@@ -212,7 +245,7 @@ class OwnValues:
         for place, values in self.of_members.items():
             _put(modules, place, values[k])
 
-    def take(self, module: nn.Module, before: Snapshot, after: Sequence[Snapshot]) -> None:
+    def take(self, module: nn.Module, before: Snapshot, after: Sequence[Mapping[AttributePlace, Any]]) -> None:
         """Store the changes that each member's run made to `module`.
 
         If a value is equal in all members, it is stored in `module`; otherwise each member keeps its own value.
@@ -248,7 +281,7 @@ class OwnValues:
             there = other.of_members.get(place, [theirs.get(place, _ABSENT)] * other.K)
             owned = place in self.of_members or place in other.of_members
             if owned or (_has_data((here[0], there[0])) and not _same(here[0], there[0])):
-                joined[place] = [*here, *map(copied, there)]
+                joined[place] = [*map(copied, here), *map(copied, there)]
         return OwnValues(self.K + other.K, joined)
 
     def overwrite(self, targets: Sequence[int], sources: Sequence[int]) -> None:
@@ -259,7 +292,7 @@ class OwnValues:
 
     def copy(self) -> OwnValues:
         """Return an independent copy."""
-        return OwnValues(self.K, self.of_members)
+        return OwnValues(self.K, copied(self.of_members))
 
 
 def _values(module: nn.Module) -> Iterator[tuple[AttributePlace, Any]]:
@@ -288,6 +321,7 @@ def _put(modules: Sequence[nn.Module], place: AttributePlace, value: Any) -> Non
     elif type(present) in _IN_PLACE and type(present) is type(value):
         # Write in place, because other objects refer to this container, such as a hook's handle or a float's slot.
         if not _same(present, value, by_identity=True):
+            value = _copy_of(value)  # forward may write into a list inside, which `value` keeps as it is
             present.clear()
             present.extend(value) if isinstance(present, list) else present.update(value)
     else:
@@ -296,6 +330,17 @@ def _put(modules: Sequence[nn.Module], place: AttributePlace, value: Any) -> Non
 
 def _has_data(value: Any) -> bool:
     return any(isinstance(leaf, Tensor) and not leaf.is_meta for leaf in tree_leaves(value))
+
+
+def _is_readable(leaf: Any) -> bool:
+    """Return whether a value is a tensor whose values can be read and written back."""
+    if not isinstance(leaf, Tensor) or leaf.is_meta or leaf.is_inference() or leaf.layout is not torch.strided:
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(leaf)
+
+
+def _equal_or_nan(tensor: Tensor, values: Tensor) -> bool:
+    return torch.equal(tensor, values) or bool(((tensor == values) | ((tensor != tensor) & (values != values))).all())
 
 
 def _belongs_to_members(place: AttributePlace, tensor: Tensor) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -183,7 +184,7 @@ class StackedTensors(nn.Module):
         numbers = [t for t in tensors if t.is_floating_point() or t.is_complex()]
         if not numbers:
             return []
-        finite_K = torch.stack([torch.isfinite(t).reshape(self.K, -1).all(1) for t in numbers]).all(0)
+        finite_K = torch.stack([torch.isfinite(t).reshape(self.K, t[0].numel()).all(1) for t in numbers]).all(0)
         return [k for k, finite in enumerate(finite_K.tolist()) if not finite]
 
     @property
@@ -379,7 +380,8 @@ class FusedModel(StackedTensors):
                 result, rebound = self._in_turn(one, rows_K)
             else:
                 with unwritten(self._overlapping({**tensors_K, **shared}), overlap_written):
-                    result, rebound = at_once(one, tensors_K, self._settings, self.streams, self.K, rows_K)
+                    of_K = tensors_K, self._settings, self.streams, self.K, rows_K
+                    result, rebound = at_once(one, *of_K, partial(self.own_values.hold, self.template))
         for name, value in rebound.items():
             self._rebind(name, value.detach())
         return result
@@ -387,7 +389,7 @@ class FusedModel(StackedTensors):
     def _in_turn(self, one: One, rows_K: Sequence[Tensor]) -> tuple[Any, Mapping[str, Tensor]]:
         """Evaluate members one after another. Each member sees the attributes that its own last run has set."""
         self._part_values()
-        before, after = snapshot(self.template), list[Snapshot]()
+        before, after = snapshot(self.template), list[dict[Any, Any]]()
         shared = self.shared
 
         def one_of_many(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], rows: Sequence[Tensor]) -> Any:
@@ -401,7 +403,7 @@ class FusedModel(StackedTensors):
 
         of_K = self.stacked, self.stacked_buffers, self._settings, self.streams, self.K
         try:
-            found = in_turn(one_of_many, *of_K, self._note_reached, rows_K)
+            found = in_turn(one_of_many, *of_K, lambda name, k: self._reached.setdefault(name, set()).add(k), rows_K)
         except BaseException:
             put_back(self.template, before)
             raise
@@ -564,9 +566,6 @@ class FusedModel(StackedTensors):
 
     def _overlapping(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensors[name] for name in self.overlapping}
-
-    def _note_reached(self, name: str, k: int) -> None:
-        self._reached.setdefault(name, set()).add(k)
 
     def __getstate__(self) -> dict[str, Any]:
         """Allow copies and pickles: split tensors with a hidden axis by member, and leave out the result of `flat`."""

@@ -143,7 +143,8 @@ class FlatParameters:
             if all(grad is part for grad, part in zip(grads, parts)):
                 continue
             there = [grad for grad in grads if grad is not None and grad.numel()]
-            if len(there) == len(grads) and all(grad.is_contiguous() for grad in there):
+            new = all(grad is not part for grad, part in zip(grads, parts))
+            if new and len(there) == len(grads) and all(grad.is_contiguous() for grad in there):
                 # On a GPU, `_chunk_cat` takes one kernel, while copies into the columns take one kernel each.
                 rows = self.gradients.blocks[block]
                 torch._chunk_cat(there, 0, len(rows), out=rows)

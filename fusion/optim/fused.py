@@ -104,7 +104,7 @@ class FusedOptimizer(OptimizerState):
         for name, p in {**self.fused.common.params(), **stacked}.items() if known else ():
             if p.requires_grad and p.grad is not None and name not in known:
                 raise RuntimeError(f"`{name}` was frozen when the optimizer was made: make a new one")
-        self._move(stacked[self.names[0]])
+        self._move(stacked)
         self._follow_schedule()
         make_dense(stacked.values())
         present = [name for name in self.names if stacked[name].grad is not None]
@@ -129,7 +129,7 @@ class FusedOptimizer(OptimizerState):
         """
         stacked, averaging = self.fused.stacked, [run for run in self._runs if run.kind in SCHEDULE_FREE]
         with torch.inference_mode(False):  # later steps must be able to write to tensors that are made here
-            self._move(stacked[self.names[0]])
+            self._move(stacked)
             iterates = self._moment("iterate").parts if averaging else {}
             apart = {k: self._apart_of(k) for k, hp in enumerate(self.members) if not hp.is_vectorized}
         held, averages = list[Tensor](), list[Tensor]()

@@ -164,10 +164,11 @@ class OptimizerState:
         kinds = [[hp.kind for hp in each.members] for each in (self, other)]
         require(self.names == other.names and kinds[0] == kinds[1], "other", kinds[1], f"an optimizer of {kinds[0]}")
         before, self.members = self.members, list(other.members)
-        for name in ("_lr_multipliers_KP", "_decay_multipliers_KP"):
-            setattr(self, name, getattr(other, name).to(getattr(self, name).device))
+        multipliers = {k: self._multipliers_of(k) for k in self._apart}
+        self._lr_multipliers_KP = other._lr_multipliers_KP.to(self._lr_multipliers_KP.device)
+        self._decay_multipliers_KP = other._decay_multipliers_KP.to(self._decay_multipliers_KP.device)
         for k, apart in list(self._apart.items()):
-            if before[k] != self.members[k]:
+            if before[k] != self.members[k] or multipliers[k] != self._multipliers_of(k):
                 del self._apart[k]
                 self._apart_of(k).load_state_dict(apart.state_dict(), but=changed_options(before[k], self.members[k]))
         self._tabulate()
@@ -219,8 +220,8 @@ class OptimizerState:
         Args:
             state_dict: The state of as many members as the model has, or of more.
             members: Indices of the members in `state_dict` to load, in this order; None for all.
-            hyperparameters: If True, restore hyperparameters and multipliers, too. If False, keep those
-                of this optimizer; the averages of Schedule-Free members are still those that were saved.
+            hyperparameters: If True, restore hyperparameters and multipliers, too. If False, keep those of this
+                optimizer; the averages of Schedule-Free members are still those that were saved.
 
         Raises:
             ValueError: if `state_dict` has other parameters or another number of members than the model. Also if a
@@ -294,17 +295,17 @@ class OptimizerState:
         self._lr_KP = lr_K[:, None] * self._lr_multipliers_KP.cpu()
         self._decay_KP = decay_K[:, None] * self._decay_multipliers_KP.cpu()
         self._compare_histories()
-        self._move(self.fused.stacked[self.names[0]], force=True)
+        self._move(self.fused.stacked, force=True)
 
-    def _move(self, first: Tensor, *, force: bool = False) -> None:
-        """Move the state to the device and dtype of the parameters, of which `first` is one.
+    def _move(self, stacked: Mapping[str, Tensor], *, force: bool = False) -> None:
+        """Move the state to the device and the dtypes of the parameters, `stacked`.
 
         If they have not changed, do nothing, unless `force` is True.
         """
-        device = first.device
-        if not force and self.steps_KP.device == device and self._dtype == first.dtype:
+        device, dtypes = stacked[self.names[0]].device, {parameter.dtype for parameter in stacked.values()}
+        if not force and self.steps_KP.device == device and self._dtypes == dtypes:
             return
-        self._dtype: torch.dtype = first.dtype
+        self._dtypes: set[torch.dtype] = dtypes
         self.steps_KP, self.lr_factor_K = self.steps_KP.to(device), self.lr_factor_K.to(device)
         if self._schedule_SK is not None:
             self._schedule_SK, self._next = self._schedule_SK.to(device), self._next.to(device)

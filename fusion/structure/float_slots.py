@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-_DROPOUTS = nn.modules.dropout._DropoutNd
+_PROBABILITIES = ((nn.modules.dropout._DropoutNd, "p"), (nn.MultiheadAttention, "dropout"))
+"""Classes of layers, and the attribute in which each keeps a dropout probability as it was given."""
 
 
 @dataclass(frozen=True)
@@ -51,4 +52,6 @@ def is_number(value: Any, cls: type) -> bool:
 
 def is_probability(value: Any, slot: FloatSlot | None) -> bool:
     """Return whether a value is an int that is a dropout probability, as in `nn.Dropout(0)`. It counts as a float."""
-    return type(value) is int and slot is not None and slot.key == "p" and isinstance(slot.owner, _DROPOUTS)
+    if type(value) is not int or slot is None:
+        return False
+    return any(slot.key == name and isinstance(slot.owner, kind) for kind, name in _PROBABILITIES)

@@ -86,7 +86,7 @@ def plan_fusion(
     _check_bounds(memory, max_width, seconds)
     _check_members(configs, multipliers)
     batch = copied(batch)
-    device = next(modules[0].parameters()).device
+    device = next(modules[0].parameters(), torch.empty(0)).device
     if memory is None:
         memory = usable_memory(device)
     trials = _Trials(modules, configs, objective, batch, multipliers or {}, graph)

@@ -170,6 +170,45 @@ def test_members_go_on_from_a_state_with_hyperparameters_of_their_own() -> None:
         torch.testing.assert_close(dict(changed.unfuse(k).state_dict()), dict(twin.state_dict()))
 
 
+def test_members_whose_update_rule_changes_have_its_multipliers_of_the_weight_decay() -> None:
+    """Muon's factors depend on `adjust_lr_fn`."""
+    rates = {"muon": {"0.weight": 2.0}, "muon.original": {"0.weight": 3.0}}
+    fused = fuse([nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)) for _ in range(2)])
+    both = {"lr_multipliers": rates, "weight_decay_multipliers": rates}
+
+    def made(adjust: str) -> FusedOptimizer:
+        return fused_optimizer(fused, [{"optimizer": "muon", "lr": 1.0, "adjust_lr_fn": adjust}] * 2, **both)
+
+    def settings(opt: FusedOptimizer) -> list[tuple[float, float]]:
+        return [(group["lr"], group["weight_decay"]) for group in opt.unfuse(0, fused.unfuse(0)).param_groups]
+
+    first, loaded, taking, original = made("match_rms_adamw"), *(made("original") for _ in range(2)), made("original")
+    loaded.load_state_dict(first.state_dict(), hyperparameters=False)
+    first.take_hyperparameters(taking)
+    assert settings(loaded) == settings(first) == settings(original)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad"])
+def test_a_rate_of_a_part_that_changes_alone_is_taken(kind: str) -> None:
+    """It is no hyperparameter of the optimizer, but a multiplier of its rate."""
+    torch.manual_seed(0)
+    fused = fuse([nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)) for _ in range(2)])
+    opt, changed = (fused_optimizer(fused, [{"optimizer": kind, "lr": 0.1, "lr.1": rate}] * 2) for rate in (0.2, 0.4))
+
+    def step(fused: FusedModel, opt: FusedOptimizer) -> None:
+        opt.zero_grad()
+        fused(torch.ones(5, 4)).square().sum().backward()
+        opt.step()
+
+    step(fused, opt)
+    loaded, its_opt = copy.deepcopy((fused, changed))
+    its_opt.load_state_dict(opt.state_dict(), hyperparameters=False)
+    opt.take_hyperparameters(changed)
+    for each in ((fused, opt), (loaded, its_opt)):
+        step(*each)
+    assert torch.equal(fused.stacked["1.weight"], loaded.stacked["1.weight"])
+
+
 def test_a_schedule_and_a_gradient_are_copied_too() -> None:
     fused, opt = group(CONFIGS["sgd"])
     fused.seed([0] * 4)

@@ -114,6 +114,16 @@ def test_a_learning_rate_that_explodes_is_named() -> None:
     assert fused.diverged() == [2]
 
 
+def test_a_model_with_an_empty_tensor_is_searched_for_members_that_diverged() -> None:
+    models = [nn.Linear(2, 1) for _ in range(3)]
+    for model in models:
+        model.register_buffer("prompt", torch.empty(0, 4))
+    fused = fuse(models)
+    with torch.no_grad():
+        fused.stacked["bias"][1] = float("inf")
+    assert fused.diverged() == [1]
+
+
 def test_autocast_equals_separate_members() -> None:
     """bfloat16 keeps 8 bits: 2^-8 = 0.004, a few roundings deep."""
     torch.manual_seed(0)

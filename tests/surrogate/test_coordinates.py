@@ -209,6 +209,39 @@ def test_other_optimizers_pass_by_adams_rule_or_sgds(optimizer: str) -> None:
     assert not check(wide_mlp, optimizer, plain=True, **OTHERS[optimizer]).passed
 
 
+class Routed(nn.Module):
+    """Each example goes to one of three experts, whose number of examples changes as the gate learns."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embed, self.gate = nn.Linear(64, width), nn.Linear(width, 3)
+        self.experts, self.head = nn.ModuleList(nn.Linear(width, width) for _ in range(3)), nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x).relu()
+        share, chosen = self.gate(h).softmax(1).max(1)
+        mixed = torch.zeros_like(h)
+        for i, expert in enumerate(self.experts):
+            mixed[chosen == i] = expert(h[chosen == i]) * share[chosen == i, None]
+        logits: Tensor = self.head(h + mixed)
+        return logits
+
+
+def test_experts_whose_number_of_examples_changes_are_left_out() -> None:
+    batches = [(torch.randn(32, 64), torch.randint(10, (32,))) for _ in range(4)]
+    check = coordinate_check(
+        lambda config, ratio: Routed(round(256 * ratio)),
+        {"optimizer": "adam", "lr": 0.01},
+        (1 / 8, 1 / 2),
+        batches,
+        lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        seeds=2,
+    )
+    assert {"", "embed", "gate", "head"} <= check.size_slopes.keys()
+    assert not check.size_slopes.keys() >= {"experts.0", "experts.1", "experts.2"}
+    assert check.passed, check.table()
+
+
 def test_plain_mlp_under_adam_grows_in_proportion_to_the_width() -> None:
     """Each hidden weight moves by lr whatever the fan-in, and the sum over the fan-in is correlated: slope 1."""
     found = check(wide_mlp, "adam", plain=True)

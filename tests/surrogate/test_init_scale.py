@@ -35,6 +35,22 @@ def test_equal_to_mups_own_initial_weights_and_outputs() -> None:
     torch.testing.assert_close(ours(x), theirs(x))
 
 
+class Odd(nn.Module):
+    """Has a table of indices, and a parameter without elements whose law cannot be read."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, width)
+        self.table = nn.Parameter(torch.randint(0, 5, (width, width)), requires_grad=False)
+        self.none = nn.Parameter(torch.empty(0) / torch.randn(3).norm())
+
+
+def test_parameters_of_integers_or_without_elements_stay() -> None:
+    surrogate = make_surrogate(lambda config, ratio: Odd(round(64 * ratio)), {}, 1 / 4)
+    assert surrogate.get_parameter("table").unique().tolist() == [0, 1, 2, 3, 4]
+    assert surrogate.get_parameter("none").numel() == 0
+
+
 def mlp_readout_of_seed_0() -> dict[str, Any]:
     torch.manual_seed(0)
     model = mlp({}, 1 / 4)

@@ -112,6 +112,10 @@ def test_a_constant_or_an_identity_stays(wide: Tensor) -> None:
     assert torch.equal(filled(wide, 4), wide[:4, :4])
 
 
+def test_random_signs_are_scaled_like_other_weights() -> None:
+    assert filled(torch.randn(32, 32).sign() / 8, 8).abs().unique().tolist() == [0.25]
+
+
 def test_a_vector_of_two_values_keeps_the_share_and_the_place_of_each() -> None:
     """The bias of a convolution that computes four gates, of which the second begins open."""
     target, narrow = nn.Conv2d(2, 128, 1), nn.Conv2d(2, 32, 1)

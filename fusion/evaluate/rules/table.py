@@ -189,6 +189,11 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
                     del self._fresh[id(x)]  # `x` stays shared: writes into copies would not reach this view
         return result
 
+    @property
+    def copied(self) -> bool:
+        """Return whether a shared tensor has been copied for each member, see `of_each`."""
+        return bool(self._own)
+
     def _is_fresh(self, x: Any) -> bool:
         """Return whether `x` is a new tensor (see `_is_new`) without a known view."""
         known = self._fresh.get(id(x)) if self._fresh else None
@@ -243,9 +248,14 @@ def _views(result: Any, tensor: Tensor) -> bool:
 def _writes(func: Any) -> bool:
     """Return whether a method such as `add_` or `__setitem__` writes to its tensor."""
     name = getattr(func, "__name__", "")
-    return name in ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__") or (
-        name.endswith("_") and not name.endswith("__")
-    )
+    return name in _OPERATORS_THAT_WRITE or (name.endswith("_") and not name.endswith("__"))
+
+
+_OPERATORS_THAT_WRITE = {
+    "__setitem__",
+    *(f"__i{name}__" for name in ("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "and", "or", "xor")),
+}
+"""Names of methods that Python calls for `x[i] = y`, `x += y`, `x |= y` and the like."""
 
 
 def _unfilled(func: Any, K: int, *args: Any, **kwargs: Any) -> Any:

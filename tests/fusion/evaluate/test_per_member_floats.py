@@ -203,6 +203,36 @@ def test_settings_follow_keep_concat_and_unfuse() -> None:
     assert fused.unfuse(1).p == 0.2
 
 
+class Slowing(nn.Module):
+    """Forward sets a float of a layer, which is equal in all members, from one in which they differ."""
+
+    def __init__(self, slope: float) -> None:
+        super().__init__()
+        self.linear, self.activation, self.slope, self.calls = nn.Linear(4, 3), nn.LeakyReLU(0.5), slope, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.activation.negative_slope = self.slope / self.calls
+        out: Tensor = self.activation(self.linear(x))
+        return out
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_members_whose_forward_sets_an_equal_float_can_be_kept_and_unfused(one_by_one: bool) -> None:
+    models = [Slowing(value) for value in VALUES]
+    fused = fuse(models, one_by_one=one_by_one)
+    for order in ([0, 1, 2], [2, 0, 1], [1, 0]):
+        fused.keep(order)
+        models = [models[k] for k in order]
+        torch.testing.assert_close(fused(ROWS), torch.stack([model(ROWS) for model in models]))
+        torch.testing.assert_close(fused.unfuse(1)(ROWS), copy.deepcopy(models[1])(ROWS))
+
+
+def test_attention_without_dropout_is_fused_with_others_whatever_its_number() -> None:
+    fused = fuse([nn.MultiheadAttention(4, 2, dropout=dropout) for dropout in (0, 0.1)])
+    assert fused.settings["dropout"].tolist() == [0, 0.1]
+
+
 def test_a_member_that_is_kept_twice_becomes_two() -> None:
     fused = fuse([nn.Dropout(p) for p in VALUES])
     fused.keep([0, 0, 2])

@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import weight_norm
 
 from fusion import FusedModel, dry_run, fuse, fusion_key
 from tests.fusion.evaluate.test_per_member_floats import Multiply
@@ -204,6 +206,14 @@ def test_members_in_turn_write_to_inputs_of_their_own() -> None:
     models, x = [Shifted(3, 2) for _ in range(3)], torch.randn(4, 3)
     out_K = fuse(models, one_by_one=True)(x.clone())
     torch.testing.assert_close(out_K, torch.stack([model(x.clone()) for model in models]))
+
+
+def test_members_in_turn_compute_their_own_weights_where_torch_caches_them() -> None:
+    models, x = [weight_norm(nn.Linear(3, 2)) for _ in range(3)], torch.randn(4, 3)
+    fused = fuse(models, one_by_one=True)
+    with parametrize.cached():
+        out_K = fused(x)
+    torch.testing.assert_close(out_K, torch.stack([model(x) for model in models]))
 
 
 def test_a_failing_objective_leaves_the_model_usable() -> None:

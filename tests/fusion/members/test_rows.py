@@ -84,6 +84,18 @@ def test_gradients_of_any_layout_are_gathered_and_those_that_are_missing_are_zer
         assert (parameters["b"].grad is None) == (grad_b is None)
 
 
+def test_a_gradient_that_comes_first_to_rows_that_hold_others_is_gathered() -> None:
+    """With one member, gradients in rows are contiguous, too."""
+    parameters = {name: nn.Parameter(torch.randn(1, 3)) for name in "ab"}
+    flat = FlatParameters(parameters)
+    parameters["a"].grad = torch.ones(1, 3)
+    flat.gather(parameters)
+    parameters["a"].grad += 1
+    parameters["b"].grad = torch.full((1, 3), 5.0)
+    flat.gather(parameters)
+    assert torch.cat(list(flat.gradients.blocks.values()), 1).tolist() == [[2.0] * 3 + [5.0] * 3]
+
+
 def test_addresses_stay_over_steps() -> None:
     fused = odd()
     opt = fused_optimizer(fused, [{"lr": 0.1}] * 3)

@@ -116,6 +116,37 @@ def test_the_state_follows_the_parameters_to_another_dtype(config: dict[str, Any
         torch.testing.assert_close(fused.stacked[name][1], p)
 
 
+class Mixed(nn.Module):
+    """Its first parameter stays as it is where the others take its dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 4).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).tanh()
+        return self.second(h.to(self.second.weight.dtype)).to(x.dtype)
+
+
+@pytest.mark.parametrize("kind", ["rmsprop", "adam", "adafactor", "adagrad"])
+def test_the_state_follows_all_parameters_where_the_first_one_keeps_its_dtype(kind: str) -> None:
+    models = [Mixed() for _ in range(K)]
+    fused = fuse(models)
+    opt = fused_optimizer(fused, [{"optimizer": kind, "lr": 0.1}] * K)
+    train(fused, opt)
+    model = fused.unfuse(1)
+    alone = opt.unfuse(1, model)
+    train(fused.float(), opt)
+    model.float()
+    alone.load_state_dict(alone.state_dict())
+    for _ in range(3):
+        alone.zero_grad()
+        objective(model, (X, Y)).backward()
+        alone.step()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(fused.stacked[name][1], p)
+
+
 @pytest.mark.parametrize("optimizer", ["adagrad", AMSGRAD, Slowing])
 def test_members_that_torch_updates_have_a_state_of_their_own(optimizer: Any) -> None:
     """After `concat` the other optimizer keeps its members, and one that joins itself has each of them twice."""

@@ -236,6 +236,11 @@ def test_memory_of_a_wider_group_is_predicted_within_10_percent() -> None:
     assert run("predict") == pytest.approx(run("measure"), rel=0.1)
 
 
+def test_a_module_without_parameters_is_refused_in_words() -> None:
+    with pytest.raises(ValueError, match="has no stacked parameter that needs gradients"):
+        plan_fusion([nn.ReLU(), nn.ReLU()], [{"lr": 0.1}] * 2, loss, BATCH)
+
+
 def test_as_many_configurations_as_modules() -> None:
     modules, configs = trials(2)
     with pytest.raises(ValueError, match=r"`len\(configs\)` is 1, but must be 2"):

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from hydro_rasda.packing import Device, Estimate, Task, job_process
+from hydro_rasda.packing import Device, Estimate, Task, job_process, nvml
 from hydro_rasda.packing.job_process import SETTLED_S, Process
 
 
@@ -71,8 +71,8 @@ def test_a_job_that_only_waits_is_taken_to_need_a_tenth_of_the_time(machine: Mac
 
 def test_a_share_is_relative_to_a_gpu_of_compute_1(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """What keeps a GPU of twice the speed busy for 30 % takes 60 % of another one."""
-    monkeypatch.setattr(job_process.nvml, "memory_of", lambda gpu, pids: 1e6)
-    monkeypatch.setattr(job_process.nvml, "share_of", lambda gpu, pids, jobs: 0.3)
+    monkeypatch.setattr(nvml, "memory_of", lambda gpu, pids: 1e6)
+    monkeypatch.setattr(nvml, "share_of", lambda gpu, pids, jobs: 0.3)
     grid: Any = SimpleNamespace(**dict.fromkeys(("lock", "end_file", "log"), Path))
     process = Process(Task(["true"], name="job"), Device("gpu-0", 1e12, 2.0, gpu="GPU-0"), grid, 1e12, {})
     process.look(0)

@@ -3,8 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from fusion import fuse
 from fusion.evaluate.rules import folded
 from fusion.streams import Streams
 from tests.fusion.evaluate.rules.folding import K, assert_folds, member
@@ -21,6 +22,19 @@ def test_dropout_gradient_is_its_mask() -> None:
     (grad,) = torch.autograd.grad(out.sum(), x)
     torch.testing.assert_close(out, x * grad)
     assert not grad[2].any(), "the last member's probability is 1"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_members_with_probabilities_of_their_own_scale_half_precision_as_torch(dtype: torch.dtype) -> None:
+    """Torch divides by 1 - p in single precision."""
+    probabilities = [i / 20 for i in range(1, 20)]
+    fused = fuse([nn.Dropout(p) for p in probabilities])
+    fused.seed(range(len(probabilities)))
+    x = torch.ones(64, dtype=dtype)
+    out_K = fused(x)
+    for k, p in enumerate(probabilities):
+        torch.manual_seed(k)
+        assert torch.equal(out_K[k], F.dropout(x, p)), p
 
 
 @pytest.mark.parametrize("inplace", [False, True])

@@ -66,6 +66,18 @@ def any_new_tensor(x: Tensor, z: Tensor, value: float) -> Tensor:
     return listed + counted * cast + joined
 
 
+def by_operators(x: Tensor, z: Tensor, value: float) -> Tensor:
+    """By the operators of Python that write to their left side."""
+    rest, times = (torch.full_like(x, 2.0) for _ in range(2))
+    rest %= 1.5 + z.detach()
+    times //= 0.5 + z.detach().abs()
+    both, either, one = (torch.arange(24).view(6, 4) % 2 == 0 for _ in range(3))
+    both &= z > 0
+    either |= z > 0
+    one ^= z > 0
+    return z * both + z.square() * either + rest * one + times
+
+
 def at_an_index(x: Tensor, z: Tensor, value: float) -> Tensor:
     """By torch alone, what is written would have the gradient of another place."""
     rows = torch.select_scatter(x, z[0] * value, 0, -2)
@@ -104,7 +116,9 @@ def same(write: Callable[..., Tensor], fused_at_once: bool) -> None:
     assert_same_gradients(fused, models)
 
 
-WRITES = [by_masks, row_by_row, messages, hidden_inputs, any_new_tensor, at_an_index, through_no_views]
+WRITES = [
+    *(by_masks, row_by_row, messages, hidden_inputs, any_new_tensor, by_operators, at_an_index, through_no_views),
+]
 
 
 @pytest.mark.parametrize("write", WRITES)
