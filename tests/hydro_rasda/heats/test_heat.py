@@ -166,9 +166,8 @@ def test_what_began_early_and_entered_counts_after_others_have_entered(run: Run,
     with closing((of := begun(run, tmp_path / "entered", 2)).store):
         search(of, trains := OneIsSlow(of, 2))
         assert trains.done.index(("race", (4,), 9)) < trains.done.index(("sweep", (SLOW,), 9))
-        Race(of, OneIsSlow(of, 1)).between(
-            [n for n in sorted(of.history.trials) if n not in (of.history.finalists or ())][:2]
-        )
+        others = sorted({*of.history.trials} - {*(of.history.finalists or ())})
+        Race(of, OneIsSlow(of, 1)).between(others[:2])
         expected = found(of)
     with closing((read_again := begun(run, tmp_path / "entered", 2)).store):
         read_again.fold()
