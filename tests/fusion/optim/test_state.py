@@ -125,7 +125,8 @@ class Mixed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.first(x).tanh()
-        return self.second(h.to(self.second.weight.dtype)).to(x.dtype)
+        out: Tensor = self.second(h.to(self.second.weight.dtype)).to(x.dtype)
+        return out
 
 
 @pytest.mark.parametrize("kind", ["rmsprop", "adam", "adafactor", "adagrad"])
