@@ -29,7 +29,7 @@ from fusion.structure.module_parts import copied, is_batched, named_tensors
 _PLAIN = (bool, int, float, str, type(None))
 _BY_TORCH = frozenset(vars(nn.Module()))
 _HOOKS = frozenset(name for name in _BY_TORCH if "_hooks" in name)
-_TENSORS_AND_MODULES = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_flat_weight_refs"}
+_TENSORS_AND_MODULES = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
 _IN_PLACE = (dict, OrderedDict, list)
 
 
