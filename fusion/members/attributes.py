@@ -74,7 +74,7 @@ class Snapshot(dict[AttributePlace, Any]):
         self.contents: dict[AttributePlace, list[tuple[Tensor, Tensor]]] = {}
         for place, value in values:
             self[place] = _copy_of(value)
-            if isinstance(value, Tensor) or (value and type(value) in SUPPORTED_NODES):
+            if isinstance(value, Tensor) or (type(value) in SUPPORTED_NODES and value):
                 self.contents[place] = [(x, x.detach().clone()) for x in tree_leaves(value) if _is_readable(x)]
 
 

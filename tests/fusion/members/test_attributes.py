@@ -153,6 +153,44 @@ def test_a_copy_takes_the_tensors_that_forward_kept(build: type[nn.Module], one_
     torch.testing.assert_close(fused(X), torch.stack([first, second, first]))
 
 
+class Averaged(nn.Module):
+    """Training writes a mean into a tensor of an attribute; evaluation alone reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.mean = nn.Linear(3, 2), torch.zeros(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        if not self.training:
+            return out - self.mean
+        self.mean.mul_(0.9).add_(out.detach().mean(0), alpha=0.1)
+        return out
+
+
+def test_members_that_run_in_turn_write_to_tensors_of_their_own() -> None:
+    models = [Averaged() for _ in range(3)]
+    fused = fuse(models)
+    with pytest.warns(FusionWarning, match="writes members' values into a tensor that they share"):
+        assert dry_run(fused, lambda model, x: model(x).sum(), X) is not None
+    for _ in range(2):
+        torch.testing.assert_close(fused(X), torch.stack([model(X) for model in models]))
+    fused.eval()
+    for model in models:
+        model.eval()
+    torch.testing.assert_close(fused(X), torch.stack([model(X) for model in models]))
+    fused.keep([2, 1])
+    torch.testing.assert_close(fused.unfuse(0)(X), models[2](X))
+    assert fused.attributes_changed
+
+
+def test_an_attribute_that_forward_writes_to_has_changed() -> None:
+    fused = fuse([Cooled() for _ in range(2)])
+    assert not fused.attributes_changed
+    fused(X)
+    assert fused.attributes_changed
+
+
 def test_gradients_reach_through_what_is_kept_from_one_call_to_the_next() -> None:
     models = [Listing() for _ in range(2)]
     fused = fuse(models)
