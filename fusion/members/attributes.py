@@ -29,7 +29,7 @@ from fusion.structure.module_parts import copied, is_batched, named_tensors
 _PLAIN = (bool, int, float, str, type(None))
 _BY_TORCH = frozenset(vars(nn.Module()))
 _HOOKS = frozenset(name for name in _BY_TORCH if "_hooks" in name)
-_TENSORS_AND_MODULES = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_flat_weight_refs"}
+_TENSORS_AND_MODULES = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
 _IN_PLACE = (dict, OrderedDict, list)
 
 
@@ -74,7 +74,7 @@ class Snapshot(dict[AttributePlace, Any]):
         self.contents: dict[AttributePlace, list[tuple[Tensor, Tensor]]] = {}
         for place, value in values:
             self[place] = _copy_of(value)
-            if isinstance(value, Tensor) or (value and type(value) in SUPPORTED_NODES):
+            if isinstance(value, Tensor) or (type(value) in SUPPORTED_NODES and value):
                 self.contents[place] = [(x, x.detach().clone()) for x in tree_leaves(value) if _is_readable(x)]
 
 

@@ -123,8 +123,13 @@ FAULTS: list[tuple[str, Callable[[int], nn.Module], str]] = [
     ("sees", lambda k: Seeing(2.0 + k), r"member 0 in value\['loss'\]"),
     ("detaches", lambda k: Detaching(2.0 + k), "gradient of weight"),
     ("slightly", lambda k: Slightly(1.003 + k * 1e-5), r"value\['loss'\]"),
-    ("tallies", lambda k: Tallying(), "value"),
 ]
+
+
+def test_a_tensor_that_is_no_buffer_is_each_members_own_where_members_run_in_turn() -> None:
+    fused = fuse([Tallying() for _ in range(5)])
+    with pytest.warns(FusionWarning, match="one after another"):
+        dry_run(fused, loss, BATCH)
 
 
 @pytest.mark.filterwarnings("ignore::fusion.FusionWarning")

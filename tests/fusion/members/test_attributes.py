@@ -184,12 +184,6 @@ def test_members_that_run_in_turn_write_to_tensors_of_their_own() -> None:
     assert fused.attributes_changed
 
 
-def test_a_recurrent_layer_is_pickled_though_it_holds_weak_references() -> None:
-    fused = fuse([nn.LSTM(3, 2) for _ in range(2)])
-    again = pickle.loads(pickle.dumps(fused))
-    torch.testing.assert_close(again(X)[0], fused(X)[0], rtol=0, atol=0)
-
-
 def test_an_attribute_that_forward_writes_to_has_changed() -> None:
     fused = fuse([Cooled() for _ in range(2)])
     assert not fused.attributes_changed
