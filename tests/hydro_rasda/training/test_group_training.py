@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -270,7 +271,7 @@ def test_only_the_member_that_raises_fails(problem: Problem) -> None:
 
 
 class Tallying(nn.Module):
-    """Writes into a tensor that is no buffer, so that only one member can have it."""
+    """Writes into a tensor that is no buffer."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
@@ -282,20 +283,44 @@ class Tallying(nn.Module):
         return y / (1 + self.seen)
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_members_that_would_compute_something_else_train_by_themselves(problem: Problem, fused: bool) -> None:
-    asked = replace(problem, model_fn=lambda config, width_ratio: Tallying(mlp(config, width_ratio)))
+class Seeing(nn.Module):
+    """Takes a number for a sign of being a plain number, which it is not in a fused model."""
+
+    def __init__(self, body: nn.Module, scale: float) -> None:
+        super().__init__()
+        self.body, self.scale = body, scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.body(x)
+        return y * (self.scale if type(self.scale) is float else 1.0)
+
+
+def check_as_alone(asked: Problem, fused: bool, members: list[list[int]], warning: str) -> None:
+    """Check that two trials train in these groups, as each does alone, from the beginning and from a checkpoint."""
     kept: dict[str, Any] = {}
     for start, sources in ((0, ()), (1, ("to-1/0",))):
         one = replace(task((0, 1), start, start + 1, sources), groups=(Group("kind", (0, 1), fused),))
-        with pytest.warns(FusionWarning, match="2 trials train each by itself: of 2 members, fused and alone differ"):
+        with pytest.warns(FusionWarning, match=warning) if warning else nullcontext():
             together = train_group(asked, TRIALS, one, kept.__getitem__)
-        assert [part["members"] for part in together.checkpoint] == [[0], [1]]
+        assert [part["members"] for part in together.checkpoint] == members
         for n in (0, 1):
             by_itself = replace(task((n,), start, start + 1, sources), groups=(Group("kind", (n,), False),))
             alone = train_group(asked, TRIALS, by_itself, kept.__getitem__)
             assert together.history[n] == alone.history[n]
         kept[one.key] = {"parts": together.checkpoint}
+
+
+def test_members_that_would_compute_something_else_train_by_themselves(problem: Problem) -> None:
+    asked = replace(problem, model_fn=lambda config, width_ratio: Seeing(mlp(config, width_ratio), 2 + config["lr"]))
+    check_as_alone(asked, True, [[0], [1]], "2 trials train each by itself: of 2 members, fused and alone differ")
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_members_that_write_into_a_tensor_that_is_no_buffer_train_one_after_another(
+    problem: Problem, fused: bool
+) -> None:
+    asked = replace(problem, model_fn=lambda config, width_ratio: Tallying(mlp(config, width_ratio)))
+    check_as_alone(asked, fused, [[0, 1]], "members train one after another" * fused)
 
 
 def test_members_of_different_structures_train_by_themselves(problem: Problem) -> None:
