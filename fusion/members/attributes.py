@@ -11,6 +11,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +68,11 @@ class Snapshot(dict[AttributePlace, Any]):
 
     Attributes:
         contents: Place -> each tensor in the attribute, and a copy of its values, because forward may write to it.
+        left_out: Places of weak references. Copies and pickles leave them out, because a copied recurrent layer makes
+            new ones.
     """
+
+    left_out: frozenset[AttributePlace] = frozenset()
 
     def __init__(self, values: Iterable[tuple[AttributePlace, Any]]) -> None:
         super().__init__()
@@ -76,6 +81,19 @@ class Snapshot(dict[AttributePlace, Any]):
             self[place] = _copy_of(value)
             if isinstance(value, Tensor) or (type(value) in SUPPORTED_NODES and value):
                 self.contents[place] = [(x, x.detach().clone()) for x in tree_leaves(value) if _is_readable(x)]
+
+    def __reduce__(self) -> tuple[Callable[..., Snapshot], tuple[Any, ...]]:
+        """Allow copies and pickles."""
+        weak = {place for place, value in self.items() if any(isinstance(x, ref) for x in tree_leaves(value))}
+        kept = {place: value for place, value in self.items() if place not in weak}
+        return _snapshot_of, (kept, self.contents, self.left_out | weak)
+
+
+def _snapshot_of(values: Any, contents: Any, left_out: frozenset[AttributePlace]) -> Snapshot:
+    found = Snapshot(())
+    found.update(values)
+    found.contents, found.left_out = contents, left_out
+    return found
 
 
 def snapshot(module: nn.Module) -> Snapshot:
@@ -92,6 +110,8 @@ def changed(module: nn.Module, before: Snapshot) -> dict[AttributePlace, Any]:
     for place, value in _values(module):
         then = before.get(place, _ABSENT)
         missing.discard(place)
+        if place in before.left_out:
+            continue
         if not all(_equal_or_nan(*pair) for pair in before.contents.get(place, ())):
             found[place] = copied(value)
         elif then is value or (type(then) is type(value) in _IN_PLACE and not then and not value):

@@ -184,6 +184,17 @@ def test_members_that_run_in_turn_write_to_tensors_of_their_own() -> None:
     assert fused.attributes_changed
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("again", [lambda fused: pickle.loads(pickle.dumps(fused)), copy.deepcopy])
+def test_a_recurrent_layer_is_copied_though_it_holds_weak_references(again: Any, frozen: bool) -> None:
+    fused = fuse([nn.LSTM(3, 2).requires_grad_(not frozen) for _ in range(2)])
+    twin = again(fused)
+    torch.testing.assert_close(twin(X)[0], fused(X)[0], rtol=0, atol=0)
+    twin.eval()
+    for k in range(2):
+        torch.testing.assert_close(twin.unfuse(k)(X)[0], fused.unfuse(k)(X)[0], rtol=0, atol=0)
+
+
 def test_an_attribute_that_forward_writes_to_has_changed() -> None:
     fused = fuse([Cooled() for _ in range(2)])
     assert not fused.attributes_changed
