@@ -18,7 +18,7 @@ from hydro_rasda.run.run_folder import Store
 from hydro_rasda.schedulers import Agreement
 from hydro_rasda.schedulers.pareto import hypervolume, losses
 from hydro_rasda.schedulers.ranking import ranked
-from hydro_rasda.settings.config import GLOBAL_BATCH, Keep, Mode
+from hydro_rasda.settings.config import HISTORY, Keep, Mode
 from hydro_rasda.settings.objectives import Comparison
 
 if TYPE_CHECKING:
@@ -302,11 +302,8 @@ class RunRecord(Portable):
 DIFFER = "trials {} and {} differ by "
 """Beginning of a run's message about the sampling error of its two best trials."""
 
-NO_METRICS = ("heat", "epoch", "workers", GLOBAL_BATCH, "lr_multiplier", "gradient_noise_scale", "scaling_efficiency")
-"""Keys of a history's lines that are no metrics. A metric of `tune(train=...)` may have any other name.
-
-The last five are `worker_reports.HISTORY`, repeated here because records lie below the training. A test compares both.
-"""
+NO_METRICS = ("heat", "epoch", *HISTORY)
+"""Keys of a history's lines that are no metrics. A metric of `tune(train=...)` may have any other name."""
 
 COLUMNS = ("trial", "status", "sweep_metric", "sweep_epochs", "metric", "epochs", "chance", "kept_epoch")
 MIDDLE_COLUMNS = ("middle_metric", "middle_epochs")

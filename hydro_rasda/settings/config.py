@@ -55,6 +55,12 @@ MOST_WORKERS = 1024
 """Largest number of worker processes that load data. A larger number is a mistake."""
 GLOBAL_BATCH = "global_batch_size"
 """Key of reports and of a trial's history: the number of examples in a step over all workers."""
+NOISE_SCALE = "gradient_noise_scale"
+"""Key of a report: the trial's gradient noise scale, in examples. The report must also have `GLOBAL_BATCH`."""
+SCALING_EFFICIENCY = "scaling_efficiency"
+"""Key of a report: the trial's parallel efficiency, compared with the fewest workers that it has had."""
+HISTORY = ("workers", GLOBAL_BATCH, "lr_multiplier", NOISE_SCALE, SCALING_EFFICIENCY)
+"""Keys of a report that a trial's history keeps besides the metrics "train_*" and "val_*"."""
 FULL_TRAININGS = 3.0
 """Default budget of the race in full trainings. Each further seed of the finalists (`sweep.repeats`) needs this budget
 once more. With folds, a seed needs this budget for each fold."""

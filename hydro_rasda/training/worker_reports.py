@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.schedulers import parallel_efficiency
 from hydro_rasda.settings.config import GLOBAL_BATCH
+from hydro_rasda.settings.config import HISTORY as HISTORY
+from hydro_rasda.settings.config import NOISE_SCALE as NOISE_SCALE
+from hydro_rasda.settings.config import SCALING_EFFICIENCY as SCALING_EFFICIENCY
 
 if TYPE_CHECKING:
     import torch
@@ -19,15 +22,6 @@ if TYPE_CHECKING:
 
 EPOCH_SECONDS = "epoch_seconds"
 """Key of a report: the seconds of its epoch, without the start of the worker, waits, and work after the epoch."""
-
-NOISE_SCALE = "gradient_noise_scale"
-"""Key of a report: the trial's gradient noise scale, in examples. The report must also have `GLOBAL_BATCH`."""
-
-SCALING_EFFICIENCY = "scaling_efficiency"
-"""Key of a report: the trial's parallel efficiency, compared with the fewest workers that it has had."""
-
-HISTORY = ("workers", GLOBAL_BATCH, "lr_multiplier", NOISE_SCALE, SCALING_EFFICIENCY)
-"""Keys of a report that a trial's history keeps besides the metrics "train_*" and "val_*"."""
 
 
 def noise_in_workers(report: Mapping[str, Any], workers: int) -> float:
