@@ -83,6 +83,9 @@ class Average:
     def __init__(self, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
         self._tensors, self._steps, self._weight = tensors, 0, 1.0
         self._means = {name: _widened(tensor.detach()).clone() for name, tensor in tensors().items()}
+        # FSDP splits weights, but no running statistics, and torch refuses to mix both in one call.
+        kinds = {type(mean) for mean in self._means.values()}
+        self._alike = [[name for name, mean in self._means.items() if type(mean) is kind] for kind in kinds]
 
     @property
     def differs(self) -> bool:
@@ -96,11 +99,10 @@ class Average:
         """
         self._steps += 1
         self._weight = max(1 / self._steps, 1 / max(1.0, horizon))
-        values = [_widened(tensor.detach()) for tensor in self._tensors().values()]
-        pairs = [*zip(self._means.values(), values)]
-        for kind in {type(mean) for mean, _ in pairs}:  # FSDP splits weights, but no running statistics
-            means, latest = zip(*((mean, value) for mean, value in pairs if type(mean) is kind))
-            torch._foreach_lerp_(list(means), list(latest), self._weight)
+        tensors = self._tensors()
+        for names in self._alike:
+            latest = [_widened(tensors[name].detach()) for name in names]
+            torch._foreach_lerp_([self._means[name] for name in names], latest, self._weight)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
