@@ -56,8 +56,8 @@ def at_once(
     settings: Settings,
     streams: Streams,
     K: int,
-    rows_K: Sequence[Tensor] = (),
-    hold: Callable[[Callable[[Any], Any]], None] = lambda own: None,
+    rows_K: Sequence[Tensor],
+    hold: Callable[[Callable[[Any], Any]], None],
 ) -> tuple[Any, Mapping[str, Tensor]]:
     """Evaluate all members by one call under vmap; evaluate a single member by a plain call.
 

@@ -63,6 +63,6 @@ def masks(x_K: Tensor, p_K: list[float], streams: Streams) -> Tensor:
     left_K = [1 - p if p < 1 else 1.0 for p in p_K]
     if len(set(left_K)) == 1:
         return kept.div_(left_K[0])
-    # As torch divides by a number, divide by one that is not rounded to half precision.
+    # Torch divides by a number. So divide by tensors that are not rounded to half precision, either.
     precise = torch.promote_types(x_K.dtype, torch.float32)
     return kept.div_(torch.tensor(left_K, dtype=precise).reshape(-1, *[1] * (x_K.dim() - 1)))

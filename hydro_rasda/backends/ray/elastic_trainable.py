@@ -106,8 +106,8 @@ def _trainable(train: Callable[[Worker], None], data: Any, options: dict[str, An
     pickle_config_modules()
     pickled = cloudpickle.dumps((train, data))
     payload = np.frombuffer(pickled, dtype=np.uint8)  # an array, because Ray's actors read arrays without a copy
-    # By this digest, a fork server recognizes a function that it has loaded. The digest is computed only once, here,
-    # not at each resize, when a trial starts anew.
+    # A fork server recognizes a function that it has loaded by this digest. The digest is computed only once, here, not
+    # at each resize, when a trial starts anew.
     digest = hashlib.sha256(pickled).hexdigest()
 
     def trainable(config: dict[str, Any], payload: Any = None) -> None:

@@ -51,37 +51,31 @@ def new_store() -> Store:
     return dist.HashStore()  # type: ignore[attr-defined]  # not exported
 
 
-def test_no_rank_trains_before_all_have_joined() -> None:
+def order_of_joining(last: int, world: int) -> list[int]:
+    """Let rank 1 wait while all others but `last` have joined; return the ranks in the order in which they go on."""
     store, order = new_store(), list[int]()
 
     def other() -> None:
-        await_joined(store, 1, 2)
+        await_joined(store, 1, world)
         order.append(1)
 
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(other)
         store.wait(["joined1"])
-        order.append(0)
-        await_joined(store, 0, 2)
+        for rank in {*range(world)} - {1, last}:
+            store.set(f"joined{rank}", "")
+        order.append(last)
+        await_joined(store, last, world)
         waiting.result()
-    assert order == [0, 1]
+    return order
+
+
+def test_no_rank_trains_before_all_have_joined() -> None:
+    assert order_of_joining(last=0, world=2) == [0, 1]
 
 
 def test_a_rank_waits_for_all_others_and_not_for_rank_0_alone() -> None:
-    store, order = new_store(), list[int]()
-
-    def other() -> None:
-        await_joined(store, 1, 3)
-        order.append(1)
-
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(other)
-        store.wait(["joined1"])
-        store.set("joined0", "")
-        order.append(2)
-        await_joined(store, 2, 3)
-        waiting.result()
-    assert order == [2, 1]
+    assert order_of_joining(last=2, world=3) == [2, 1]
 
 
 def test_a_rank_goes_on_if_the_one_that_holds_the_store_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
