@@ -71,8 +71,8 @@ def efficient(
 
     More workers pay off under two conditions. First, the trial's parallel efficiency, relative to the fewest workers
     that it had, is above `least_efficiency`. Second, the grown batch stays within the gradient noise scale, because a
-    larger batch needs almost proportionally more examples. A trial never gets fewer workers than it has. The number is
-    `due` or `base * factor**k`.
+    larger batch needs almost proportionally more examples. A trial gets fewer workers than it has only if `due` is
+    fewer. The number is `due` or `base * factor**k`.
 
     Args:
         factor: Factor by which workers grow.
@@ -87,8 +87,9 @@ def efficient(
     """
     measured = growth.efficiency
     efficiency = parallel_efficiency(growth.own, growth.held) if measured is None else measured
+    held = min(growth.held, growth.due)  # a restored search may have a lower `max_workers` than the trial has workers
     if efficiency <= least_efficiency:
-        return growth.held
+        return held
     most: float = min(growth.due, growth.free // max(1, growth.sharing))
     if batch_over_noise < math.inf:
         most = min(most, growth.noise_scale * batch_over_noise)
@@ -97,7 +98,7 @@ def efficient(
     workers = growth.base
     while workers * factor <= most:
         workers *= factor
-    return max(growth.held, workers)
+    return max(held, workers)
 
 
 def parallel_efficiency(seconds: Mapping[int, float], workers: int) -> float:

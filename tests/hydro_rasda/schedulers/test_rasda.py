@@ -27,6 +27,11 @@ def test_never_fewer_than_it_has() -> None:
     assert efficient(survivor(held=3, free=4, sharing=1)) == 4  # a node that was down left it 3
 
 
+@pytest.mark.parametrize("facts", [{}, {"free": 4, "sharing": 2}, {"own": {4: 10.0, 16: 10.0}}])
+def test_a_lower_limit_after_a_restore_takes_workers_away(facts: dict[str, Any]) -> None:
+    assert efficient(survivor(held=16, due=8, **facts)) == 8
+
+
 def test_sizes_are_powers_of_the_factor_or_what_is_due() -> None:
     assert efficient(survivor(due=12, free=47, sharing=4), factor=3) == 6
     assert efficient(survivor(due=12, free=48, sharing=4), factor=3) == 12
