@@ -171,7 +171,10 @@ class PlainFloats(TorchFunctionMode):
         return [[x[k] if isinstance(x, list) else x for x in own] for k in range(count)]
 
     def _note(self, result: Tensor, function: Callable[..., float], rows: Sequence[Sequence[Any]]) -> None:
-        """Compute and remember the K numbers of a result, so that the result counts as a setting, too."""
+        """Remember the K numbers for which `result` stands, so that it counts as a setting, too.
+
+        `function` computes each number from the arguments of one member, which are one of `rows`.
+        """
         try:
             self._values[id(result)] = [function(*row) for row in rows]
         except (ArithmeticError, TypeError):
@@ -219,7 +222,7 @@ _AUGMENTED: dict[Any, Any] = {
 
 
 class _Modes(local):
-    """The modes that this thread has entered, the innermost last."""
+    """The `PlainFloats` modes that this thread has entered, the innermost last."""
 
     active: tuple[PlainFloats, ...] = ()
 
@@ -244,7 +247,10 @@ def _agree(values: Sequence[Any]) -> bool:
 
 @lru_cache(maxsize=64)
 def _stacked(written: tuple[str, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Make a tensor of K hexadecimal numbers. It is cached, so that later steps need not copy them to the device."""
+    """Make a tensor of the K numbers that `written` has as hexadecimal texts.
+
+    The tensor is cached, so that later steps need not copy the numbers to the device.
+    """
     values = [*map(float.fromhex, written)]
     with torch.inference_mode(False):
         values_K = torch.tensor(values, dtype=dtype, device=device)

@@ -28,7 +28,7 @@ class Replaced:
         self.originals: dict[Any, dict[str, Any]] = {}
 
     def __enter__(self) -> None:
-        """Set the replacements, unless another thread has."""
+        """Set the replacements, unless another thread is inside and has set them."""
         with self._lock:
             self._inside += 1
             if self._inside == 1:

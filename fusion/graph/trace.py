@@ -21,7 +21,7 @@ class Trace(TorchDispatchMode):
     """Records the operators that one step calls, and finds reasons why a replay would differ from the step.
 
     A replay differs if the step reads a value from the device, copies data between devices, or draws random numbers on
-    the host. It also differs if a number, or the place of a tensor, is not the same as in the step before.
+    the host. It also differs if a number, or a tensor's place in memory, is not the same as in the step before.
 
     Args:
         before: The trace of the step before, whose batch had the same form and lay in the same memory.

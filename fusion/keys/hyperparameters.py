@@ -111,7 +111,7 @@ def _name_of(value: Any) -> Any:
 
 
 def _of_optimizer(kind: type, holds: Callable[[Any], bool], rule: str, **defaults: Any) -> Key:
-    """Make a key that only those optimizers read for which `defaults` has a value."""
+    """Make a key that only some optimizers read: `defaults[optimizer]` is its default for each of them."""
     return Key(kind, holds, rule, "optimizer", under="optimizer", defaults=defaults)
 
 

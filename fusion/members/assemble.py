@@ -75,7 +75,7 @@ def _gradients(name: str, tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def _overlapping(k: int, state: Mapping[str, Tensor]) -> set[str]:
-    """Return the names of the tensors that share memory with another one.
+    """Return the names of the tensors in `state`, those of module `k`, that share memory with another one.
 
     Raises:
         ValueError: if one of them is trained, because training it would change the other.

@@ -234,7 +234,7 @@ class OwnValues:
         return found
 
     def hold(self, module: nn.Module, own: Callable[[Any], Any]) -> None:
-        """Replace tensors in attributes of `module`: `own` returns the members' own copies of a tensor, or the tensor.
+        """Replace tensors in attributes of `module` by `own(tensor)`: the members' own copies, or the tensor itself.
 
         Forward may have made a tensor that all members share, kept it, and then written members' values into it.
         """
@@ -293,7 +293,10 @@ class OwnValues:
         return OwnValues(len(chosen), kept)
 
     def concat(self, module: nn.Module, other: OwnValues, its_module: nn.Module) -> OwnValues:
-        """Return the values of all members of two models. Call `part` for both models first."""
+        """Return the values of these members, followed by those of the members of `other`.
+
+        `module` and `its_module` are the templates of the two models. Call `part` for both models first.
+        """
         ours, theirs = snapshot(module), snapshot(its_module)
         joined = {}
         for place in {**ours, **theirs, **self.of_members, **other.of_members}:

@@ -155,9 +155,9 @@ class StackedTensors(nn.Module):
         return super().load_state_dict(state, strict, assign)
 
     def flat(self, names: Iterable[str]) -> FlatParameters:
-        """Move the named stacked parameters and their gradients side by side in memory.
+        """Move the named stacked parameters into rows: matrices [K, N] in which row k holds the values of member k.
 
-        Values stay the same, but addresses change. A later call with the same names moves nothing.
+        The result also has rows for gradients. Addresses change. A later call with the same names moves nothing.
         """
         stacked = self.stacked
         wanted = {name: stacked[name] for name in names}
@@ -167,7 +167,7 @@ class StackedTensors(nn.Module):
         return self._flat
 
     def in_rows(self, name: str) -> bool:
-        """Return whether `flat` has moved the parameter `name`."""
+        """Return whether `flat` has moved the parameter `name` into rows of a matrix [K, N], one for each member."""
         return self._flat is not None and name in self._flat.values.parts
 
     def set_parts(self, parts: Mapping[str, str]) -> None:
@@ -202,7 +202,7 @@ class StackedTensors(nn.Module):
         self._collect_floats()
 
     def _collect_floats(self) -> None:
-        """Collect the members' floats as vectors. If there are any, recorded steps are outdated: count a change."""
+        """Collect the members' floats as vectors. If there are any, add 1 to `changes`: steps must be recorded anew."""
         self._caught_up = snapshot(self.template)
         before, self._settings = self._settings.values_K, Settings([member.floats for member in self._members])
         if before or self._settings.values_K:
@@ -239,7 +239,7 @@ class StackedTensors(nn.Module):
         self._collect_floats()
 
     def _catch_up(self, indices: Iterable[int]) -> None:
-        """Repeat in these members' modules the changes of the template since `_caught_up`, such as of mode or hooks."""
+        """Make the template's changes since `_caught_up` (mode, hooks and so on) in these members' modules, too."""
         self._part_values()
         own = self._settings.places()
         for k in indices:

@@ -85,7 +85,7 @@ class Rows:
 
     @classmethod
     def of(cls, layout: Layout, tensors: Mapping[str, Tensor]) -> Rows:
-        """Copy tensors [K, ...] into new rows."""
+        """Copy tensors [K, ...] into new rows, one matrix for each block of `layout`."""
         return cls(layout, {block: torch.cat([_flat(tensors[name]) for name in of], 1) for block, of in layout.items()})
 
     def keep(self, chosen: Sequence[int]) -> Rows:
@@ -124,13 +124,13 @@ class FlatParameters:
         self._constants: dict[tuple[tuple[float, ...], torch.dtype], Tensor] = {}
 
     def holds(self, parameters: Mapping[str, nn.Parameter]) -> bool:
-        """Return whether the views of the rows are exactly these parameters."""
+        """Return whether these parameters are still exactly the views of the rows: none is missing, new or replaced."""
         return parameters.keys() == self._places.keys() and all(
             parameter.data_ptr() == self._places[name] for name, parameter in parameters.items()
         )
 
     def gather(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Copy the gradients into the rows, and make them views of the rows. A missing gradient counts as zeros.
+        """Copy the gradients into the rows, and replace each by its view. A missing gradient counts as zeros.
 
         Args:
             parameters: All parameters, or all parameters of some parts of the model.

@@ -46,7 +46,7 @@ class RuleMembers:
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """Return the names of the moments that are kept.
+        """Return the names of the moments that these members keep from step to step.
 
         If the rule has no beta1, it keeps a first moment only if a member has momentum.
         """
@@ -74,7 +74,7 @@ class RuleMembers:
         return torch.lerp(precise, iterate[own].to(precise), wide(share_R, precise))
 
     def constants(self, decay_RG: Tensor) -> Coefficients:
-        """Return the coefficients of the rule that never change, [R, 1] or [R, G] each; None if not used."""
+        """Return the coefficients of the rule that never change, [R, 1] or [R, G] each; None for unused ones."""
         couples = any(hp.decay and not hp.decouples for hp in self.members)
         coupled_RG = decay_RG * (1 - self.vectors["decouples"]) if couples else None
         return {**self.rule.constants(self.members, self.vectors), "weight_decay": coupled_RG}

@@ -112,7 +112,7 @@ class Hyperparameters:
 
     @property
     def has_modes(self) -> bool:
-        """Return whether the optimizer evaluates other weights than it trains, by `train()` and `eval()`."""
+        """Return whether the optimizer evaluates other weights than it trains; `train()` and `eval()` switch them."""
         return self.kind in SCHEDULE_FREE if self.make is None else has_modes(_tried(self))
 
     def rule(self, matrix: bool) -> str:

@@ -112,7 +112,7 @@ _OWN = ("params", "lr")
 
 
 def go_on(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any]) -> None:
-    """Restore the result of `Apart.state_dict` in an optimizer.
+    """Restore the result of `Apart.state_dict` in `optimizer`, which then goes on from this state.
 
     Args:
         optimizer: An optimizer made from the same hyperparameters and multipliers.

@@ -94,7 +94,7 @@ class _Walk:
         self.structure.entries.append((path, value))
 
     def _unknown(self, path: str, why: str) -> None:
-        """Add an entry that differs from every other one, in any process."""
+        """Add an entry that equals no other, in any process, for a value that cannot be inspected. `why` says why."""
         self._note(path, (UNKNOWN, why, uuid.uuid4().hex))
 
     @contextmanager
@@ -156,7 +156,7 @@ class _Walk:
             self._value(f"{path}[{of_all.index(number)}]", hook)
 
     def _handle(self, path: str, handle: RemovableHandle) -> None:
-        """Describe a handle by its hook: by the module's path and the position of the hook in the module."""
+        """Describe a hook's handle by the path of the module that has the hook, and the hook's position there."""
         hooks = handle.hooks_dict_ref() or {}
         named = ((f"{path}.{name}", of) for path, own in self._root.named_modules() for name, of in vars(own).items())
         where = next((place for place, own in named if own is hooks), None)

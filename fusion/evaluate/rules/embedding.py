@@ -95,7 +95,7 @@ def embedding_bag(
 
 
 def _places(K: int, input: Member, rows: int) -> Tensor:
-    """Return the members' indices [K, ...] into the K stacked tables, each of which has `rows` rows."""
+    """Convert members' indices into their own tables of `rows` rows to indices [K, ...] into the K stacked tables."""
     index_K = input.lead(K)
     place_K = index_K + rows * _numbers(K, index_K)
     if input.dim is None:
@@ -105,7 +105,7 @@ def _places(K: int, input: Member, rows: int) -> Tensor:
 
 
 def _numbers(K: int, like: Tensor) -> Tensor:
-    """Return 0, 1, ..., K - 1 with the dtype and device of `like`, [K, ...], shaped [K, 1, ...] for broadcasting."""
+    """Return 0, 1, ..., K - 1 as [K, 1, ...], to broadcast with `like` [K, ...], in its dtype and on its device."""
     return torch.arange(K, device=like.device, dtype=like.dtype).view(K, *[1] * (like.dim() - 1))
 
 

@@ -53,7 +53,7 @@ def cross_entropy(
 def _smoothed(
     K: int, label_smoothing: float | Member, logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
 ) -> Tensor:
-    """Return the loss of each row.
+    """Return the loss of each row of `logits` (one example of one member), with its member's label smoothing.
 
     The loss is affine in the label smoothing. So each member interpolates between the losses for smoothing 0 and 1.
     """
@@ -100,7 +100,7 @@ def ctc(
 
 
 def _of_rows(K: int, lengths: Any, device: torch.device) -> Tensor:
-    """Return the lengths of sequences as [K, N]."""
+    """Return the lengths of each member's N sequences as a tensor [K, N]."""
     if isinstance(lengths, Member):
         return lengths.lead(K).reshape(K, -1)
     return torch.tensor(lengths, device=device).expand(K, -1)

@@ -42,7 +42,7 @@ def group_norm(
 
 
 def _is_rows(s: Member) -> bool:
-    """Return whether the statistics [K, C] have a flat view, so that an in-place update of the view reaches them."""
+    """Return whether statistics are adjacent rows [K, C], so that an in-place update of a flat view reaches them."""
     return s.dim == 0 and s.value.is_contiguous()
 
 
