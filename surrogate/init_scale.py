@@ -30,7 +30,7 @@ _MOST_BUILDS = 8
 def corrections(
     params: Mapping[str, ParamWidth], narrow: Mapping[str, Law], target: Mapping[str, Law]
 ) -> tuple[dict[str, float], list[str]]:
-    """Return the factors that correct a freshly initialized surrogate, where laws (distributions) reveal them.
+    """Return factors that correct the initial weights of a surrogate, as far as laws (distributions) reveal them.
 
     Returns:
         Parameter name -> factor, and the names of the parameters whose laws do not reveal it.
