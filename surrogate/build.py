@@ -147,7 +147,7 @@ def plan_surrogate(model_fn: ModelFn, config: Config, width_ratio: float = 1 / 8
 def _plan(
     model_fn: ModelFn, config: Config, width_ratio: float, surrogate: nn.Module, *, measure: bool
 ) -> SurrogatePlan | None:
-    """Return the plan; None if initial weights would have to be measured, but `measure` is False."""
+    """Compare `surrogate` with its target; return the plan, or None if that needs measuring and `measure` is False."""
     build_narrow = functools.partial(_build, model_fn, config, width_ratio)
     build_target = functools.partial(_build, model_fn, config, 1.0)
     target, laws = initial_laws(build_target)

@@ -52,7 +52,7 @@ def measured_corrections(
     build_narrow: Callable[[], nn.Module],
     build_target: Callable[[], nn.Module],
 ) -> dict[str, float]:
-    """Return the factors of the named parameters, measured on a few models of each width."""
+    """Return the factors that correct the named parameters' initial values, measured on a few models of each width."""
     if not names:
         return {}
     own_sizes, full_sizes = _measure(build_narrow, names), _measure(build_target, names)

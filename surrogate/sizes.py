@@ -130,7 +130,7 @@ def _tied_together(
 
 
 def _shrinks(trace: SizeTrace, count: sympy.Symbol, values: Mapping[sympy.Symbol, int]) -> bool:
-    """Return whether a size that the number of heads `count` divides becomes smaller."""
+    """Return whether a size that the number of heads `count` divides is smaller in `values` than in the module."""
     tied = {s for equation in trace.equations if count in equation.free_symbols for s in equation.free_symbols}
     within = any(count in size.free_symbols for sizes in trace.tensors.values() for size in sizes)
     return within or any(values[s] < trace.sizes[s] for s in tied - {count})

@@ -51,7 +51,7 @@ def _parts(config: Any) -> dict[str, Any]:
 
 
 def _kinds(module: nn.Module) -> dict[str, str]:
-    """Return the class name of each part. Classes cannot be compared, because each parametrized layer has its own."""
+    """Return each submodule's class name. Classes cannot be compared, because each parametrized layer has its own."""
     return {path: type(part).__name__ for path, part in module.named_modules()}
 
 

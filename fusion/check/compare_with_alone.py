@@ -318,7 +318,7 @@ def _gradients(result: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """Return plain attributes (numbers, strings, None) by path, without `training`."""
+    """Return the plain attributes (numbers, strings, None) of all submodules by path, without `training`."""
     return {
         f"attribute {path}.{name}".replace(" .", " "): value
         for (path, child), attributes in zip(module.named_modules(), plain_attributes(module))

@@ -50,7 +50,7 @@ class Settings:
         self._copies: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
 
     def like(self, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Return the values, [K] each, on the device and in the precision of the first floating-point tensor."""
+        """Return the floats' values, [K] each, with device and dtype of the first floating-point one of `tensors`."""
         first = next((t for t in tensors if t.is_floating_point()), torch.empty(0))
         dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
         if (first.device, dtype) in self._copies:

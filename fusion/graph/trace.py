@@ -139,7 +139,7 @@ _DEPENDING = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
 def _waits(func: Any, args: Sequence[Any]) -> bool:
-    """Return whether the host must wait for a value of a tensor before it can continue."""
+    """Return whether the operator `func` makes the host wait for values of a tensor."""
     if func.overloadpacket in _INDEXING:
         return any(isinstance(t, Tensor) and t.dtype in (torch.bool, torch.uint8) for t in args[1])
     return any(tag in func.tags for tag in _DEPENDING)

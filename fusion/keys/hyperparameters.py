@@ -210,7 +210,7 @@ arXiv:2502.16982).
 
 
 def is_read(name: str, config: Mapping[str, Any]) -> bool:
-    """Return whether training with `config` reads the key `name` of the table.
+    """Return whether training with `config` reads the key `name` of the table `KEYS`.
 
     If not, the key is the user's own, and may have any value.
 

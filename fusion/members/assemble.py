@@ -64,7 +64,7 @@ def _take_apart(module: nn.Module, state: Mapping[str, Tensor]) -> Shell:
 
 
 def _gradients(name: str, tensors: Sequence[Tensor]) -> Tensor | None:
-    """Return the gradients of one parameter as [K, ...]; None if no module has one."""
+    """Return the K modules' gradients of the parameter `name` as [K, ...]; None if no module has one."""
     found = [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
     if not found:
         return None

@@ -97,7 +97,7 @@ def _snapshot_of(values: Any, contents: Any, left_out: frozenset[AttributePlace]
 
 
 def snapshot(module: nn.Module) -> Snapshot:
-    """Return all attributes and hooks, with copies of lists and dicts. Buffers without data are left out."""
+    """Return all attributes and hooks of `module`, lists and dicts as copies. Buffers without data are left out."""
     return Snapshot(_values(module))
 
 
@@ -122,7 +122,7 @@ def changed(module: nn.Module, before: Snapshot) -> dict[AttributePlace, Any]:
 
 
 def put_back(module: nn.Module, before: Snapshot) -> None:
-    """Restore all attributes and hooks from a snapshot.
+    """Restore all attributes and hooks of `module` from the snapshot `before`.
 
     A tensor that was written to is replaced by another one, because a backward pass may need what was written.
     """
@@ -219,7 +219,7 @@ class OwnValues:
         self.of_members = {place: list(values) for place, values in (of_members or {}).items()}
 
     def part(self, module: nn.Module) -> bool:
-        """Remove from `module` the tensors that forward assigned, and give each member its own.
+        """Remove from `module` the tensors that forward assigned, and store each member's part of them here.
 
         Return whether there were any such tensors.
         """

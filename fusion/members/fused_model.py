@@ -56,7 +56,7 @@ class Shell:
     floats: Mapping[str, FloatSlot]
 
     def twin(self) -> Shell:
-        """Return a copy with its own skeleton."""
+        """Return a copy for another member, with a skeleton of its own."""
         memo: dict[int, Any] = {}
         hollow = copy.deepcopy(self.skeleton, memo)
         owners = ((path, slot, memo.get(id(slot.owner), slot.owner)) for path, slot in self.floats.items())
@@ -246,7 +246,7 @@ class StackedTensors(nn.Module):
             follow(self.template, self._members[k].skeleton, own, self._caught_up)
 
     def _part_values(self) -> None:
-        """Remove from the template the tensors that forward assigned, and give each member its own."""
+        """Remove from the template the tensors that forward assigned, and store each member's part in `own_values`."""
         if self.own_values.part(self.template):
             self.changes += 1
 

@@ -275,7 +275,7 @@ class FusedOptimizer(OptimizerState):
         return numbered(map(str, both_PK.tolist()))
 
     def _step_apart(self, stacked: Mapping[str, nn.Parameter], present: Sequence[str], takes: Tensor | None) -> None:
-        """Update the members that torch updates, one after another."""
+        """Update the members whose optimizer is not vectorized, one after another, by their own torch optimizers."""
         members = [k for k, hp in enumerate(self.members) if not hp.is_vectorized]
         if not members:
             return

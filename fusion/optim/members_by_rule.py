@@ -18,7 +18,7 @@ from fusion.optim.update_rules import RULE_OF, UPDATE_RULES, Coefficients, Now, 
 
 @dataclass
 class RuleMembers:
-    """A run of members, from `start` to `stop` (exclusive), that share an update rule.
+    """Adjacent members (a run), from `start` to `stop` (exclusive), that share an update rule.
 
     Attributes:
         members: The hyperparameters of the R members.
@@ -59,7 +59,7 @@ class RuleMembers:
 
     @torch.no_grad()
     def average(self, values: Tensor, iterate: Tensor, steps_K: Tensor) -> Tensor:
-        """Return the averages [R, ...] that Schedule-Free members evaluate, as `ScheduleFree.eval` computes them.
+        """Return the averaged weights [R, ...] for evaluation of Schedule-Free members, as in `ScheduleFree.eval`.
 
         Args:
             values: A parameter of all K members, in training.

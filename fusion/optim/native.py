@@ -71,7 +71,7 @@ def takes_in_place(fused: FusedModel, parameters: Sequence[Tensor]) -> bool:
 def update(
     hp: Hyperparameters, tensors: Sequence[tuple[Tensor, ...]], lr: float, decay: float, step: float, factor: float
 ) -> None:
-    """Update parameters of one member.
+    """Update parameters of one member by torch's fused kernel, in place.
 
     Args:
         hp: The member's hyperparameters; `lr` and `decay` replace its learning rate and weight decay.

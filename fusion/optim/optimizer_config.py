@@ -133,7 +133,7 @@ class Hyperparameters:
         return self.weight_decay or 0.0
 
     def as_torch(self, groups: list[dict[str, Any]], **more: Any) -> torch.optim.Optimizer:
-        """Make a `torch.optim.Optimizer` that updates like this vectorized one. For Muon, use `MuonWithAdamW`."""
+        """Make the `torch.optim.Optimizer` that a vectorized member would have alone. For Muon, use `MuonWithAdamW`."""
         names = {"momentum", "dampening", "nesterov", "alpha", "beta2_decay", "eps"} | _OF_PRODIGY
         read_ = {name: getattr(self, name) for name in names if self.kind in KEYS[name].defaults}
         if self.kind in KEYS["beta1"].defaults:

@@ -102,7 +102,7 @@ class Apart:
 
 
 def changed_options(before: Hyperparameters, after: Hyperparameters) -> list[str]:
-    """Return the names of the options whose values differ."""
+    """Return the names of the optimizer options whose values differ between `before` and `after`."""
     was, now = dict(before.options), dict(after.options)
     return [name for name in {**was, **now} if was.get(name) != now.get(name)]
 

@@ -60,7 +60,7 @@ class Structure:
 
 
 def describe(module: nn.Module) -> Structure:
-    """Describe a module by walking through it once."""
+    """Describe a module by plain values (a `Structure`), by walking through it once."""
     return _Walk(module).structure
 
 

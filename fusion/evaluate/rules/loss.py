@@ -22,7 +22,7 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float | Member = 0.0,
 ) -> Any:
-    """`F.cross_entropy` with class indices, input [N, C, ...] or [C], and target [N, ...] or []."""
+    """Compute `F.cross_entropy` for K members: class indices as target [N, ...] or [], input [N, C, ...] or [C]."""
     weighted_by_member = weight is not None and weight.dim is not None
     unusual = size_average is not None or reduce is not None or reduction not in ("none", "mean", "sum")
     if target.value.is_floating_point() or weighted_by_member or unusual:
@@ -85,7 +85,10 @@ def ctc(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Any:
-    """`F.ctc_loss` with log_probs [T, N, C] or [T, C]; targets are [N, S], or all samples' targets concatenated."""
+    """Compute `F.ctc_loss` for K members, each with log_probs [T, N, C] or [T, C].
+
+    Targets are [N, S], or all samples' targets concatenated.
+    """
     probs_K = log_probs.at(K, 1)
     one = probs_K.dim() == 3
     lengths, lengths_K = (_of_rows(K, given, probs_K.device) for given in (input_lengths, target_lengths))
