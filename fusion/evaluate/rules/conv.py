@@ -44,7 +44,7 @@ def unfold_channels(x: Tensor, K: int) -> Member:
 
 
 def convolution(function: Callable[..., Tensor], dims: int) -> Rule:
-    """Make the rule of K members' convolution (`dims` axes): input [N, C, ...], weight [O, C/groups, ...]."""
+    """Make the rule of K members' convolution, `dims` axes: input [N, C, ...], weight [O, C/groups, ...]."""
 
     def fold(
         K: int,
@@ -71,7 +71,7 @@ def convolution(function: Callable[..., Tensor], dims: int) -> Rule:
 
 
 def transposed(function: Callable[..., Tensor], dims: int) -> Rule:
-    """Make the rule of K members' transposed convolution (`dims` axes): input [N, C, ...], weight [C, O/groups, ...]."""
+    """Make the rule of K members' transposed convolution, `dims` axes: input [N, C, ...], weight [C, O/groups, ...]."""
 
     def fold(
         K: int,
