@@ -182,6 +182,6 @@ def _update_torch_attributes(layer: nn.Module) -> None:
 
 
 def _groups(layer: nn.GroupNorm, channels: int) -> int:
-    """Return a number of groups for `channels`: it keeps the group size, or is the next smaller divisor."""
+    """Return the number of groups that keeps the size of a group, or the next smaller divisor of `channels`."""
     wanted = max(1, layer.num_groups * channels // layer.num_channels)
     return next(groups for groups in range(wanted, 0, -1) if channels % groups == 0)

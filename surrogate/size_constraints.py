@@ -162,7 +162,10 @@ class _Tracer:
         return tuple(self.shape_env.simplify(self._raw(size)) for size in sizes)
 
     def _fix_divisors(self, arguments: Sequence[Any]) -> None:
-        """Fix (turn into numbers) sizes by which a plain number is divided, such as windows of a picture's height."""
+        """Fix sizes by which a plain number is divided: turn them into numbers.
+
+        An example is the size of a window that divides a picture's height.
+        """
         for leaf in arguments:
             if isinstance(leaf, torch.SymInt):
                 for division in leaf.node.expr.atoms(FloorDiv, IntTrueDiv, Mod, PythonMod):

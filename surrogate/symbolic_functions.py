@@ -201,7 +201,7 @@ def _bilinear(first: Tensor, second: Tensor, weight: Tensor, bias: Tensor | None
 
 
 def _pad(x: Tensor, pad: Sequence[Any], mode: str = "constant", value: float | None = None) -> Tensor:
-    """Pad. A size that a plain number pads is fixed: the number would not shrink in the narrow copy, so it must not."""
+    """Pad. A size that is padded by a plain number is fixed, because the number does not shrink in the narrow copy."""
     shape = list(x.shape)
     for place, (before, after) in enumerate(zip(pad[::2], pad[1::2]), start=1):
         if not isinstance(before, torch.SymInt) and not isinstance(after, torch.SymInt) and (before or after):

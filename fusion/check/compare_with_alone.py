@@ -318,7 +318,7 @@ def _gradients(result: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """Return the plain attributes (numbers, strings, None) of all submodules by path, without `training`."""
+    """Return the plain attributes (numbers, strings, None) of `module` and its submodules, except `training`."""
     return {
         f"attribute {path}.{name}".replace(" .", " "): value
         for (path, child), attributes in zip(module.named_modules(), plain_attributes(module))
@@ -343,7 +343,7 @@ def _coarseness(fused: FusedModel) -> float:
 
 
 def _jump(batch: Any) -> float:
-    """Return how far a mean over the batch, such as an accuracy, moves if rounding changes `JUMPS` of its examples."""
+    """Return how far a mean over the batch, such as an accuracy, moves if `JUMPS` examples are counted differently."""
     return JUMPS / max(count_samples(batch), 1)
 
 

@@ -41,7 +41,7 @@ class MemberResults:
 
 
 def differences(together: MemberResults, alone: MemberResults, eps: float, jump: float) -> list[str]:
-    """Return the names of the results that differ between a fused run and a run alone by more than rounding explains.
+    """Return the names of the results that differ between `together` and `alone` by more than rounding explains.
 
     Args:
         eps: Relative rounding error.
@@ -63,8 +63,8 @@ def differences(together: MemberResults, alone: MemberResults, eps: float, jump:
 def explained(name: str, together: MemberResults, alone: MemberResults, tries: Sequence[MemberResults]) -> bool:
     """Return whether rounding explains that the result `name` differs between `together` and `alone`.
 
-    Rounding explains it if the result changes about as much in `tries`. These are runs of the member alone with
-    slightly changed weights.
+    Rounding explains it if the result changes about as much in one of `tries`. These are runs of the member alone with
+    slightly changed weights, or in another memory layout.
     """
     if name in alone.attributes:
         return False

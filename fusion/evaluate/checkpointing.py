@@ -37,7 +37,7 @@ class _KeptReentrant:
 
 
 def _kept(*args: Any, **kwargs: Any) -> Iterator[None]:
-    """Keep activations with `use_reentrant=False`: replace the generator that torch runs around the function."""
+    """Keep activations with `use_reentrant=False`: replace torch's generator around the checkpointed function."""
     if _here.depth:
         return iter([None])
     found: Iterator[None] = _replaced.originals[checkpoint][_WITHOUT_REENTRANT](*args, **kwargs)

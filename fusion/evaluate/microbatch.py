@@ -94,7 +94,7 @@ def split(batch: Any, parts: int) -> list[Any]:
 
 
 def can_be_split(batch: Any) -> bool:
-    """Return whether a batch can be split by samples: all its tensors have the same length, the number of samples.
+    """Return whether a batch can be split by samples: its tensors with axes all have one length, the number of samples.
 
     Batches of graphs, boxes or sequences have several lengths. Nothing then tells which rows belong to which sample.
     """

@@ -50,7 +50,10 @@ class Settings:
         self._copies: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
 
     def like(self, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Return the floats' values, [K] each, with device and dtype of the first floating-point one of `tensors`."""
+        """Return the floats' values, [K] each, on the device of the first floating-point tensor in `tensors`.
+
+        Their dtype is float64 if that tensor has it, else float32.
+        """
         first = next((t for t in tensors if t.is_floating_point()), torch.empty(0))
         dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
         if (first.device, dtype) in self._copies:

@@ -157,7 +157,8 @@ class StackedTensors(nn.Module):
     def flat(self, names: Iterable[str]) -> FlatParameters:
         """Move the named stacked parameters into rows: matrices [K, N] in which row k holds the values of member k.
 
-        The result also has rows for gradients. Addresses change. A later call with the same names moves nothing.
+        The result also has rows for gradients. Values stay the same, but addresses change. A later call with the same
+        names moves nothing, unless a parameter was replaced.
         """
         stacked = self.stacked
         wanted = {name: stacked[name] for name in names}
@@ -202,7 +203,10 @@ class StackedTensors(nn.Module):
         self._collect_floats()
 
     def _collect_floats(self) -> None:
-        """Collect the members' floats as vectors. If there are any, add 1 to `changes`: steps must be recorded anew."""
+        """Collect the floats in which members differ. If there are or were any, add 1 to `changes`.
+
+        Recorded steps are then outdated.
+        """
         self._caught_up = snapshot(self.template)
         before, self._settings = self._settings.values_K, Settings([member.floats for member in self._members])
         if before or self._settings.values_K:

@@ -36,7 +36,7 @@ Layout = Mapping[Block, Mapping[str, torch.Size]]
 
 
 def layout_of(tensors: Mapping[str, Tensor], parts: Mapping[str, str] = {}) -> Layout:
-    """Return the layout of tensors in matrices [K, N], their blocks. Different parts of the model get different blocks.
+    """Return how tensors [K, ...] lie in matrices [K, N], the blocks. Each part of the model has its own blocks.
 
     >>> layout_of({"weight": torch.zeros(5, 4, 3), "bias": torch.zeros(5, 4)})
     {Block(dtype=torch.float32, alone='', part=''): {'weight': torch.Size([4, 3]), 'bias': torch.Size([4])}}
@@ -130,7 +130,7 @@ class FlatParameters:
         )
 
     def gather(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Copy gradients into the rows, and make each `grad` a view of its rows. A missing gradient counts as zeros.
+        """Copy gradients into the rows, and make each `grad` a view of the rows. A missing gradient counts as zeros.
 
         Args:
             parameters: All parameters, or all parameters of some parts of the model.
@@ -155,7 +155,7 @@ class FlatParameters:
                     parameters[name].grad = part
 
     def on_device(self, numbers: tuple[float, ...], dtype: torch.dtype) -> Tensor:
-        """Return `numbers`, one for each member, as a tensor [K, 1] on the rows' device, which is made only once."""
+        """Return `numbers`, one for each member, as a tensor [K, 1] on the rows' device. The tensor is cached."""
         device = next(iter(self.values.blocks.values())).device
         return kept(
             self._constants, (numbers, dtype), lambda: torch.tensor(numbers, dtype=dtype, device=device)[:, None]

@@ -214,7 +214,7 @@ class FusedOptimizer(OptimizerState):
 
     @contextmanager
     def _left_alone(self, stacked: Mapping[str, nn.Parameter], takes: Tensor | None) -> Iterator[None]:
-        """Undo the step inside this context where a member has no gradient of a parameter, but other members do."""
+        """At the end of this context, undo the update of each parameter in the members that have no gradient of it."""
         without = {name: ks for name, ks in self.fused.unreached().items() if name in self._index}
         saved = {n: [t[ks] for t in (stacked[n], *self._moments_of(n))] for n, ks in without.items()}
         for name, ks in without.items():

@@ -151,7 +151,7 @@ class OptimizerState:
         self._tabulate()
 
     def take_hyperparameters(self, other: OptimizerState) -> None:
-        """Replace hyperparameters and multipliers by those of the optimizer `other`; keep moments, steps and schedule.
+        """Replace hyperparameters and multipliers by those of the optimizer `other`; keep all other state.
 
         The averages of Schedule-Free members stay as they are.
 

@@ -32,7 +32,10 @@ STATELESS = {type(Lock()), type(RLock()), RemovableHandle}
 
 
 def skipped_of_module(module: nn.Module) -> set[str]:
-    """Return the names of the attributes that a module's signature skips: they do not affect its computation."""
+    """Return the names of the attributes that a module's signature skips.
+
+    They do not affect its computation, are described separately (parameters), or may change at any time (the mode).
+    """
     if isinstance(module, nn.RNNBase):
         return _NOT_STRUCTURE | _RECURRENT_CACHES
     return _NOT_STRUCTURE | _LORA_NOTES if type(module).__module__.startswith(_LORA) else _NOT_STRUCTURE

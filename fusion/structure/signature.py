@@ -70,7 +70,7 @@ class _Walk:
         # id of a visited object -> its path, and the object itself, because the id of a freed object may be reused.
         self._seen: dict[int, tuple[str, Any]] = {}
         self._tensors: dict[int, str] = {}
-        # True while the walk is in a place where floats count as structure, not as floats that members may differ in.
+        # True while no float may differ between members, not even one in a place that can be written to.
         self._fixed = False
         # `_with_others` is True while the walk visits objects that the module would share with its copies, such as the
         # closure of a function. `_of_others` are the ids of these objects.
@@ -94,7 +94,7 @@ class _Walk:
         self.structure.entries.append((path, value))
 
     def _unknown(self, path: str, why: str) -> None:
-        """Add an entry that equals no other, in any process, for a value that cannot be inspected. `why` says why."""
+        """Add an entry that equals no other in any process, so that the module fuses with no other, and say `why`."""
         self._note(path, (UNKNOWN, why, uuid.uuid4().hex))
 
     @contextmanager

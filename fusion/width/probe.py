@@ -267,7 +267,7 @@ def _fit_one(trials: _Trials, device: torch.device, memory: int | None) -> tuple
 def _race(
     alone: TimedStep, fused: TimedStep, width: int, best: float, seconds: float, device: torch.device
 ) -> tuple[float, list[float]]:
-    """Time both steps in turns; return the median speedup of `fused`, and the seconds of each step of a trial alone.
+    """Time both steps in turn; return the median speedup of `fused`, and the seconds of each step of a trial alone.
 
     Args:
         best: The best speedup of narrower groups.

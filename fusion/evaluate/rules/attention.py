@@ -47,7 +47,7 @@ def attention(
 
 
 def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
-    """Return the attention weights [N, H, T, S], which dropout needs; torch's CPU kernel computes them for it, too."""
+    """Return the attention weights [N, H, T, S], which dropout needs. Torch's CPU kernel does the same for dropout."""
     scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.mT
     if mask is not None:
         kept = mask if mask.dtype != torch.bool else _additive(~mask, q.dtype)

@@ -44,7 +44,10 @@ def unfold_channels(x: Tensor, K: int) -> Member:
 
 
 def convolution(function: Callable[..., Tensor], dims: int) -> Rule:
-    """Make the rule of K members' convolution, `dims` axes: input [N, C, ...], weight [O, C/groups, ...]."""
+    """Make the rule that runs the convolution `function` over `dims` dimensions for K members.
+
+    Each member has an input [N, C, ...] and a weight [O, C/groups, ...]. Members may share the input.
+    """
 
     def fold(
         K: int,
@@ -71,7 +74,10 @@ def convolution(function: Callable[..., Tensor], dims: int) -> Rule:
 
 
 def transposed(function: Callable[..., Tensor], dims: int) -> Rule:
-    """Make the rule of K members' transposed convolution, `dims` axes: input [N, C, ...], weight [C, O/groups, ...]."""
+    """Make the rule that runs the transposed convolution `function` over `dims` dimensions for K members.
+
+    Each member has an input [N, C, ...] and a weight [C, O/groups, ...]. Members may share the input.
+    """
 
     def fold(
         K: int,

@@ -33,7 +33,7 @@ def rrelu(input: Tensor, lower: Any = 1 / 8, upper: Any = 1 / 3, training: bool 
 
 
 def leaky_relu(input: Tensor, negative_slope: Any = 0.01, inplace: bool = False) -> Any:
-    """Compute `F.leaky_relu` with a slope that may be a tensor; torch's own function accepts only a number."""
+    """Compute `F.leaky_relu` with a slope that is a tensor; torch's own function accepts only a number."""
     if not isinstance(negative_slope, Tensor):
         return NotImplemented
     out = torch.where(input > 0, input, input * negative_slope)

@@ -97,7 +97,7 @@ def embedding_bag(
 
 
 def _places(K: int, input: Member, rows: int) -> Tensor:
-    """Convert members' indices into their own tables of `rows` rows to indices [K, ...] into the K stacked tables."""
+    """Return indices [K, ...] into the K stacked tables, for members' indices into their own tables of `rows` rows."""
     index_K = input.lead(K)
     place_K = index_K + rows * _numbers(K, index_K)
     if input.dim is None:

@@ -28,7 +28,7 @@ def linear(K: int, input: Member, weight: Member, bias: Member | None = None) ->
 
 
 def addmm(K: int, input: Member, mat1: Member, mat2: Member, **scales: Any) -> Any:
-    """Compute `torch.addmm` for K layers, `bias [O] + x [N, I] @ weight [I, O]` each, as in GPT-2's `Conv1D`."""
+    """Compute `torch.addmm` for K members' layers `bias [O] + x [N, I] @ weight [I, O]`, as in GPT-2's `Conv1D`."""
     if scales or input.value.dim() - (input.dim is not None) != 1:
         return NotImplemented
     transposed = Member(mat2.value.mT, mat2.dim) if mat2.dim in (None, 0) else None

@@ -53,8 +53,9 @@ def cross_entropy(
 def _smoothed(
     K: int, label_smoothing: float | Member, logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
 ) -> Tensor:
-    """Return the loss of each row of `logits` (one example of one member), with its member's label smoothing.
+    """Return the loss of each target, with the label smoothing of the target's member.
 
+    The first axis of `logits` and `target` has the rows of the first member, then those of the second, and so on.
     The loss is affine in the label smoothing. So each member interpolates between the losses for smoothing 0 and 1.
     """
     if logits.dim() > 2 and logits.stride(1) == 1:

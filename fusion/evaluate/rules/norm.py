@@ -51,13 +51,16 @@ def _flat(p: Member, K: int) -> Tensor:
 
 
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Tensor:
-    """Compute `F.normalize` under `vmap`, which lacks `out`: copy the result to it, as torch's spectral norm asks."""
+    """Compute `F.normalize` under `vmap`.
+
+    `vmap` does not support `out`, which torch's spectral norm uses. So the result is copied to `out`.
+    """
     normalized = input / input.norm(p, dim, keepdim=True).clamp_min(eps).expand_as(input)
     return normalized if out is None else out.copy_(normalized)
 
 
 def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """Return g * v / norm(v), as `torch._weight_norm` does. The norm is over all axes except `dim`; over all for -1."""
+    """Return g * v / norm(v) like `torch._weight_norm`: the norm is over all axes but `dim`, or all if `dim` is -1."""
     others = [d for d in range(v.dim()) if d != dim]
     scale: Tensor = g / torch.linalg.vector_norm(v, dim=others, keepdim=dim != -1)
     return v * scale
