@@ -48,7 +48,10 @@ That function takes True if `own` keeps its advanced state, and False if `own` r
 
 
 def by_state(default: torch.Generator, own: torch.Generator) -> Callable[[bool], None]:
-    """Exchange two generators by copying their states, which works for all generators."""
+    """Make `default` continue the numbers of `own` by copying states; return the function that ends the exchange.
+
+    This works for all generators. `Exchange` describes the function.
+    """
     before = default.get_state()
     default.set_state(own.get_state())
 

@@ -10,7 +10,7 @@ OURS = frozenset({"contextlib", "fusion", "hydro_rasda", "surrogate"})
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn with the location of the innermost frame that is not in `OURS`."""
+    """Warn with the location of the innermost frame whose package is not in `OURS`, usually of the user's code."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in OURS:
         frame, level = frame.f_back, level + 1

@@ -147,7 +147,10 @@ def plan_surrogate(model_fn: ModelFn, config: Config, width_ratio: float = 1 / 8
 def _plan(
     model_fn: ModelFn, config: Config, width_ratio: float, surrogate: nn.Module, *, measure: bool
 ) -> SurrogatePlan | None:
-    """Return the plan; None if initial weights would have to be measured, but `measure` is False."""
+    """Compare `surrogate` with its target, and return the plan.
+
+    Return None if initial weights would have to be measured, but `measure` is False.
+    """
     build_narrow = functools.partial(_build, model_fn, config, width_ratio)
     build_target = functools.partial(_build, model_fn, config, 1.0)
     target, laws = initial_laws(build_target)
@@ -178,7 +181,8 @@ def parametrize(
     """Add the multipliers of muP's forward pass, and the `WidthPlan`, to a narrow module, in place.
 
     Args:
-        target_heads: Module name -> size of an attention head in the target.
+        target_heads: Module name -> size of an attention head in the target. The `WidthPlan` does not keep these sizes.
+            It has only the factors of attention logits, for modules whose head size differs.
         rounded: One line for each width that was rounded up, to a whole number or to a size that fits other sizes.
         kept: One line for each size that stays, with the reason.
     """

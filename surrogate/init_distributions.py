@@ -138,7 +138,7 @@ class _Follow(TorchDispatchMode):
         return {name: self._read(parameter) for name, parameter in module.named_parameters()}
 
     def _law(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: list[Law]) -> Law:
-        """Return the law of an operation's first output."""
+        """Return the law (distribution) of the first output of the operation `func`."""
         name = _name(func)
         stem = name.removeprefix("new_").removesuffix("_").removesuffix("_like")
         if stem in _ZEROS | _ONES:

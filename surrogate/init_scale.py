@@ -30,7 +30,7 @@ _MOST_BUILDS = 8
 def corrections(
     params: Mapping[str, ParamWidth], narrow: Mapping[str, Law], target: Mapping[str, Law]
 ) -> tuple[dict[str, float], list[str]]:
-    """Return the factors that correct a freshly initialized surrogate, where laws (distributions) reveal them.
+    """Return factors that correct the initial weights of a surrogate, as far as laws (distributions) reveal them.
 
     Returns:
         Parameter name -> factor, and the names of the parameters whose laws do not reveal it.
@@ -52,7 +52,7 @@ def measured_corrections(
     build_narrow: Callable[[], nn.Module],
     build_target: Callable[[], nn.Module],
 ) -> dict[str, float]:
-    """Return the factors of the named parameters, measured on a few models of each width."""
+    """Return the factors that correct the named parameters' initial values, measured on a few models of each width."""
     if not names:
         return {}
     own_sizes, full_sizes = _measure(build_narrow, names), _measure(build_target, names)

@@ -25,12 +25,16 @@ Units = dict[tuple[int, int], Tensor]
 
 
 def take_part(tensor: Tensor, shape: Shape, units: Units, gates: int = 1) -> Tensor:
-    """Take random rows, columns and so on of `tensor`, in their order. Torch's global generator draws them.
+    """Return a copy of `tensor` that is cut to `shape`: random rows, columns and so on stay, in their order.
+
+    Torch's global generator draws the indices that stay along each shortened dimension (the units).
 
     Args:
-        units: Filled in place. Calls with the same `units` take the same units, so that parts of equal tensors are
-            equal, and a mask between two layers fits the masks before and behind it.
-        gates: Number of equal parts of the rows, such as the gates of a GRU. The same rows are taken from each part.
+        shape: Shape of the result; no dimension is larger than in `tensor`.
+        units: (Full size, cut size) -> the indices that stay. A missing pair is drawn and added in place. Calls with
+            the same `units` cut alike, so that equal tensors stay equal, and the masks of an autoregressive network's
+            layers (MADE) still fit each other.
+        gates: Number of equal blocks of rows, such as the gates of a GRU. The same rows stay in each block.
 
     >>> take_part(torch.arange(6.0), (6,), {})
     tensor([0., 1., 2., 3., 4., 5.])

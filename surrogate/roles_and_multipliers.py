@@ -30,7 +30,7 @@ def _adam(infshape: InfShape) -> float:
 
 
 def _adafactor(infshape: InfShape) -> float:
-    """Return the square root of Adam's multiplier.
+    """Return Adafactor's multiplier of the learning rate: the square root of Adam's.
 
     Adafactor multiplies the learning rate by the root mean square of the weights. In a hidden layer, this root mean
     square starts in proportion to 1 / sqrt(fan-in).
@@ -39,7 +39,7 @@ def _adafactor(infshape: InfShape) -> float:
 
 
 def _muon(infshape: InfShape, *, original: bool) -> float:
-    """Return the factor that gives the update of a matrix muP's spectral norm (Yang et al. 2023, eq. 4).
+    """Return the learning rate's multiplier that gives Muon's update muP's spectral norm (Yang et al. 2023, eq. 4).
 
     muP needs a norm in proportion to sqrt(rows / columns). An orthogonalized update has norm 1, and Muon's
     `adjust_lr_fn` multiplies it by another function of the shape. The factor is muP's norm over Muon's, divided by the

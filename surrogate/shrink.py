@@ -148,7 +148,7 @@ def plan_shrink(module: nn.Module, width_ratio: float, example_input: Any) -> Sh
 
 
 def _follow(module: nn.Module, plan: ShrinkPlan) -> nn.Module:
-    """Make a narrow copy of a module that has the structure of the plan."""
+    """Make the narrow copy of `module` that `plan` describes; the module must have the structure of the plan."""
     narrow = narrow_by_config(module, plan.width_ratio) if plan.sizes is None else resize(module, plan.sizes)
     if narrow is None:
         raise PlanMismatch("`plan` is of a model built from its configuration, but must be of one like `module`")
@@ -157,7 +157,7 @@ def _follow(module: nn.Module, plan: ShrinkPlan) -> nn.Module:
 
 
 def _follow_checked(module: nn.Module, width_ratio: float, example_input: Any, plan: ShrinkPlan) -> nn.Module:
-    """Follow the plan of another module. Raise PlanMismatch unless both have the same sizes and the same operators."""
+    """Call `_follow` with the plan of another module. Raise PlanMismatch unless sizes and operators are the same."""
     require(width_ratio == plan.width_ratio, "width_ratio", width_ratio, f"that of `plan`, {plan.width_ratio!r}")
     if _all_shapes(module) != plan.target or not _holds(plan.sizes, module):
         raise PlanMismatch("`plan` is of a module of other sizes, but must be of one like `module`")

@@ -162,7 +162,10 @@ class _Tracer:
         return tuple(self.shape_env.simplify(self._raw(size)) for size in sizes)
 
     def _fix_divisors(self, arguments: Sequence[Any]) -> None:
-        """Fix sizes by which a plain number is divided, such as a window that divides a picture's height."""
+        """Fix sizes by which a plain number is divided: turn them into numbers.
+
+        An example is the size of a window that divides a picture's height.
+        """
         for leaf in arguments:
             if isinstance(leaf, torch.SymInt):
                 for division in leaf.node.expr.atoms(FloorDiv, IntTrueDiv, Mod, PythonMod):
@@ -211,7 +214,7 @@ _OWN_INPUT = re.compile("the output|`(linear|conv|embedding)")
 
 
 class _Fixes:
-    """Records which function fixed each symbolic size."""
+    """Records which function fixed each symbolic size, that is, turned it into a number."""
 
     def __init__(self, shape_env: ShapeEnv) -> None:
         self._known: dict[sympy.Symbol, Any] = shape_env.replacements
@@ -235,7 +238,10 @@ class _Fixes:
     def reasons(
         self, raw: Mapping[str, tuple[sympy.Expr, ...]], tensors: Mapping[str, tuple[sympy.Expr, ...]]
     ) -> tuple[str, ...]:
-        """Return a line for each fixed size of a matrix, for matrices in which all sizes are fixed."""
+        """Return a line with the reason for each fixed size of a matrix, for matrices in which all sizes are fixed.
+
+        `raw` has the sizes of each tensor as symbols, `tensors` as expressions after the run.
+        """
         lines: dict[tuple[Any, str], str] = {}
         for name, sizes in tensors.items():
             if len(sizes) < 2 or any(size.free_symbols for size in sizes):

@@ -49,7 +49,7 @@ def narrow_sizes(trace: SizeTrace, width_ratio: float, lists: Collection[int] = 
 
 
 def scale_sizes(trace: SizeTrace, width_ratio: float, keep: Collection[sympy.Symbol] = ()) -> dict[sympy.Symbol, int]:
-    """Choose a value for every symbol.
+    """Choose the value of every symbol in the narrow copy. Symbols in `keep` stay as they are.
 
     Widths are multiplied by the ratio and rounded up. If heads divide a width, their number shrinks and
     their size stays, so such a width is rounded up to whole heads. Sizes that equations connect are chosen together.
@@ -74,7 +74,7 @@ def scale_sizes(trace: SizeTrace, width_ratio: float, keep: Collection[sympy.Sym
 
 
 def _pinned(trace: SizeTrace, width_ratio: float, widths: Collection[sympy.Symbol]) -> set[sympy.Symbol]:
-    """Find widths that stay because of an equation in which they are the only symbol.
+    """Find those of `widths` that stay because of an equation in which they are the only symbol.
 
     An example is a number of channels that a pixel shuffle turns into pixels. These widths are found first, so that
     other widths in the same equations are not rounded up further because of them.
@@ -130,7 +130,7 @@ def _tied_together(
 
 
 def _shrinks(trace: SizeTrace, count: sympy.Symbol, values: Mapping[sympy.Symbol, int]) -> bool:
-    """Return whether a size that the number of heads `count` divides becomes smaller."""
+    """Return whether a size that the number of heads `count` divides is smaller in `values` than in the module."""
     tied = {s for equation in trace.equations if count in equation.free_symbols for s in equation.free_symbols}
     within = any(count in size.free_symbols for sizes in trace.tensors.values() for size in sizes)
     return within or any(values[s] < trace.sizes[s] for s in tied - {count})

@@ -143,7 +143,7 @@ def _unpack(data: Tensor, batch_sizes: Tensor, batch_first: bool, *_: Any) -> tu
 
 
 def _get_item(x: Tensor, place: Any) -> Any:
-    """Index a tensor, and fix the sizes of dimensions into which tensors of indices point.
+    """Index a tensor. Dimensions into which tensors of indices point are fixed: they must not shrink.
 
     If `x` holds packed batch sizes, return the number of sequences.
     """
@@ -171,7 +171,7 @@ def _product(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _looked_up(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `gather` or a similar function, to fix the size of the dimension into which indices point."""
+    """Wrap `gather` or a similar function, to fix the dimension into which indices point: it must not shrink."""
 
     def run(x: Tensor, dim: int, index: Tensor, *args: Any, **kwargs: Any) -> Any:
         int(x.shape[dim])
@@ -201,7 +201,7 @@ def _bilinear(first: Tensor, second: Tensor, weight: Tensor, bias: Tensor | None
 
 
 def _pad(x: Tensor, pad: Sequence[Any], mode: str = "constant", value: float | None = None) -> Tensor:
-    """Pad, and fix sizes that are padded by a plain number, which would not shrink in proportion in the narrow copy."""
+    """Pad. A size that is padded by a plain number is fixed, because the number does not shrink in the narrow copy."""
     shape = list(x.shape)
     for place, (before, after) in enumerate(zip(pad[::2], pad[1::2]), start=1):
         if not isinstance(before, torch.SymInt) and not isinstance(after, torch.SymInt) and (before or after):
@@ -223,7 +223,7 @@ def _of_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @_of_numbers
 def _interpolate(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Interpolate each channel by itself; the sizes of pictures are fixed."""
+    """Interpolate each channel by itself; the sizes of pictures are fixed, because they must not shrink."""
     size = F.interpolate(x.new_empty((1, 1, *map(int, x.shape[2:]))), *args, **kwargs).shape[2:]
     return x.new_empty((*x.shape[:2], *size))
 
@@ -250,7 +250,7 @@ def _index_into(x: Tensor, dim: int, index: Tensor, source: Tensor, **_: Any) ->
 
 
 def _transform(name: str, x: Tensor, n: Any = None, dim: Any = None, norm: Any = None, **own: Any) -> Tensor:
-    """Do a Fourier transform. The sizes along which it runs are fixed, because its values grow with them."""
+    """Do a Fourier transform. The sizes along which it runs are fixed (must not shrink): its values grow with them."""
     n = own.get("s", n)
     if dim is None:
         count = 2 if name.endswith("2") else 1 if not name.endswith("n") else x.dim() if n is None else len(n)

@@ -51,12 +51,12 @@ def _parts(config: Any) -> dict[str, Any]:
 
 
 def _kinds(module: nn.Module) -> dict[str, str]:
-    """Return the class name of each part. Classes cannot be compared, because each parametrized layer has its own."""
+    """Return each submodule's class name. Classes cannot be compared, because each parametrized layer has its own."""
     return {path: type(part).__name__ for path, part in module.named_modules()}
 
 
 def _keep_marks(narrow: nn.Module, module: nn.Module) -> None:
-    """Copy training modes, `requires_grad` and attributes of parameters from the target, in place."""
+    """Copy training modes, `requires_grad` and attributes of parameters from the target `module` to `narrow`."""
     parts, parameters = dict(module.named_modules()), dict(module.named_parameters())
     for path, part in narrow.named_modules():
         part.training = parts[path].training
@@ -66,7 +66,7 @@ def _keep_marks(narrow: nn.Module, module: nn.Module) -> None:
 
 
 def _keep_scales(narrow: nn.Module, module: nn.Module) -> None:
-    """Copy the factors of the forward pass from the target, in place.
+    """Copy the factors of the forward pass from the target `module` to `narrow`, in place.
 
     Some factors are square roots of the hidden size, such as that of embeddings, so the narrow model has other ones.
     muP's multipliers assume the target's factors.

@@ -255,7 +255,7 @@ def refuse_inner_readouts(params: Mapping[str, ParamWidth], target: nn.Module) -
 
 
 def _counts_heads(name: str, full: int, narrow: nn.Module, target: nn.Module) -> bool:
-    """Return whether `full` is the number of heads of a module around the parameter, which is 1 in the narrow model."""
+    """Return whether a module around the parameter `name` has `full` heads, and one head in the narrow model."""
     parts = name.split(".")[:-1]
     around = [".".join(parts[:depth]) for depth in range(len(parts) + 1)]
     return any(

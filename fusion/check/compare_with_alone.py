@@ -121,7 +121,7 @@ def _check_no_loose_parameters(module: nn.Module) -> None:
 def _differing(
     fused: FusedModel, chosen: Sequence[int], objective: Objective, batch: Any, *, explain: bool = False
 ) -> dict[int, list[str]]:
-    """Map each chosen member whose results differ to the names of these results.
+    """Map each chosen member whose fused results differ from its results alone to the names of these results.
 
     If `explain` is True, leave out each difference that slightly changed weights also cause in the member alone.
     """
@@ -197,13 +197,16 @@ def _fused(fused: FusedModel, chosen: Sequence[int], objective: Objective, batch
 
 
 def _written(module: nn.Module, parameters: Iterable[str]) -> dict[str, Tensor]:
-    """Return all buffers and the named `parameters`, under the names "buffer ..." and "parameter ..."."""
+    """Return the tensors that forward may write to: all buffers and the named `parameters`.
+
+    Their names in the result begin with "buffer " or "parameter ".
+    """
     found = {f"buffer {name}": buffer for name, buffer in module.named_buffers()}
     return found | {f"parameter {name}": module.get_parameter(name).detach() for name in parameters}
 
 
 def _drawing_alike(module: nn.Module) -> AbstractContextManager[Any]:
-    """Return a context in which a module in training mode draws random numbers in the order of fused members.
+    """Return a context in which a module in training mode draws random numbers in the same order as fused members.
 
     In evaluation mode the context does nothing, because a module then draws no numbers. A context that intercepts the
     module's calls would only make torch take other code paths.
@@ -250,7 +253,7 @@ def _channels_last(value: Any) -> Any:
 def _tries(fused: FusedModel, k: int, objective: Objective, batch: Any, seen: _Precisions) -> list[MemberResults]:
     """Run member `k` alone a few times, each time with weights changed by a few rounding errors.
 
-    The coarsest precision in `seen` sets the size of a rounding error.
+    `seen` has the coarsest precision of an earlier run of the member, which sets the size of a rounding error.
     """
     with preserved_generators():
         seed_generators(k)
@@ -315,7 +318,7 @@ def _gradients(result: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """Return plain attributes (numbers, strings, None) by path, without `training`."""
+    """Return the plain attributes (numbers, strings, None) of `module` and its submodules, except `training`."""
     return {
         f"attribute {path}.{name}".replace(" .", " "): value
         for (path, child), attributes in zip(module.named_modules(), plain_attributes(module))
@@ -340,7 +343,7 @@ def _coarseness(fused: FusedModel) -> float:
 
 
 def _jump(batch: Any) -> float:
-    """Return how far a mean over the batch moves if `JUMPS` of its examples are counted differently."""
+    """Return how far a mean over the batch, such as an accuracy, moves if `JUMPS` examples are counted differently."""
     return JUMPS / max(count_samples(batch), 1)
 
 
@@ -360,7 +363,7 @@ class _Precisions(TorchDispatchMode):
 
 
 def _moved(own: nn.Module, eps: float) -> nn.Module:
-    """Change each weight at random by about `_ROUNDINGS` rounding errors.
+    """Change each weight of `own` at random, in place, by about `_ROUNDINGS` rounding errors.
 
     The relative rounding error is `eps` or the machine epsilon of the weight's dtype, whichever is larger. The relative
     change is limited to the square root of this error, which matters in bfloat16.

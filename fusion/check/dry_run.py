@@ -182,7 +182,10 @@ def _places(module: nn.Module) -> dict[str, int]:
 
 
 def _check_apart(before: Mapping[str, int], after: Mapping[str, int]) -> None:
-    """Raise `FusionMismatch` if forward made a parameter use the memory of another one."""
+    """Raise `FusionMismatch` if forward made a parameter use the memory of another one.
+
+    `before` and `after` are results of `_places`, from before and after forward.
+    """
     for name, place in after.items():
         other = next((own for own in after if own != name and after[own] == place), None)
         if other is not None and before.get(name) != place:
@@ -307,7 +310,10 @@ def _locate(error: Exception, template: nn.Module) -> Obstacle:
 
 
 def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
-    """Yield the frames of the model, the objective and torch's layers; leave out internals of torch and fusion."""
+    """Yield the frames of `trace` in the model, the objective and torch's layers, each with its line.
+
+    Internals of torch and fusion are left out.
+    """
     for frame, line in traceback.walk_tb(trace):
         file = Path(frame.f_code.co_filename)
         machinery = file.name in ("module.py", "container.py") or _LAYERS not in file.parents

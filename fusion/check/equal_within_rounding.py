@@ -41,7 +41,7 @@ class MemberResults:
 
 
 def differences(together: MemberResults, alone: MemberResults, eps: float, jump: float) -> list[str]:
-    """Return the names of the results that differ by more than rounding explains.
+    """Return the names of the results that differ between `together` and `alone` by more than rounding explains.
 
     Args:
         eps: Relative rounding error.
@@ -61,10 +61,10 @@ def differences(together: MemberResults, alone: MemberResults, eps: float, jump:
 
 
 def explained(name: str, together: MemberResults, alone: MemberResults, tries: Sequence[MemberResults]) -> bool:
-    """Return whether rounding explains that the result `name` differs.
+    """Return whether rounding explains that the result `name` differs between `together` and `alone`.
 
-    Rounding explains it if the result changes about as much in `tries`. These are runs of the member alone with
-    slightly changed weights.
+    Rounding explains it if the result changes about as much in one of `tries`. These are runs of the member alone with
+    slightly changed weights, or in another memory layout.
     """
     if name in alone.attributes:
         return False
@@ -89,7 +89,7 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 
 def _size(value: Tensor) -> float:
-    """Return the largest finite absolute value."""
+    """Return the largest finite absolute value of a tensor's elements."""
     value = _dense(value)
     finite = value[value.isfinite()]
     # Use booleans as they are, because torch has no `abs` for them.

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 @contextmanager
 def avoiding_kernels(template: nn.Module, tensors: Iterable[Tensor], vmapped: bool = False) -> Iterator[None]:
-    """Let modules on a GPU run with parameters that are views, inside this context.
+    """Let `template` run with parameters that are views, inside this context, if one of `tensors` is on a GPU.
 
     Recurrent layers do not copy their weights into one chunk, because vmapped weights have no address to copy from. In
-    addition, a recorded step would read the first copy forever. Attention does not use torch's kernels for inference,
-    because they read 16 aligned bytes at once. On an unaligned view they fail with "misaligned address", and the
-    process can no longer use the GPU.
+    addition, a recorded CUDA graph would read the first copy forever. Attention does not use torch's kernels for
+    inference, because they read 16 aligned bytes at once. On an unaligned view they fail with "misaligned address", and
+    the process can no longer use the GPU.
 
     If `vmapped` is True, the attention kernels are off on a CPU, too. `nn.TransformerEncoder` then does not pack
     padded sequences in evaluation, because vmap cannot follow that.

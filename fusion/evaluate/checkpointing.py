@@ -22,7 +22,7 @@ If a later torch has neither name, checkpointing stays on, and the dry run of a 
 
 
 class _KeptReentrant:
-    """Replaces the autograd function of `use_reentrant=True`.
+    """Replaces torch's autograd function for checkpointing with `use_reentrant=True`, to keep activations.
 
     Like torch's function, it records gradients only if an argument needs them.
     """
@@ -37,7 +37,7 @@ class _KeptReentrant:
 
 
 def _kept(*args: Any, **kwargs: Any) -> Iterator[None]:
-    """Replace the generator that torch runs around a checkpointed function if `use_reentrant` is False."""
+    """Keep activations with `use_reentrant=False`: replace torch's generator around the checkpointed function."""
     if _here.depth:
         return iter([None])
     found: Iterator[None] = _replaced.originals[checkpoint][_WITHOUT_REENTRANT](*args, **kwargs)

@@ -59,7 +59,7 @@ def at_once(
     rows_K: Sequence[Tensor],
     hold: Callable[[Callable[[Any], Any]], None],
 ) -> tuple[Any, Mapping[str, Tensor]]:
-    """Evaluate all members by one call under vmap; evaluate a single member by a plain call.
+    """Evaluate the function `one` for all members by one call under vmap; for a single member, by a plain call.
 
     If `one` writes into buffers, the writes reach `tensors`, which are [K, ...] each.
 
@@ -97,7 +97,7 @@ def at_once(
 def _alone(
     one: One, tensors: Mapping[str, Tensor], streams: Streams, rows_K: Sequence[Tensor]
 ) -> tuple[Any, Mapping[str, Tensor]]:
-    """Evaluate a single member by a plain call on views, so that writes into buffers reach `tensors`, [1, ...] each."""
+    """Call `one` for a single member on views of `tensors`, [1, ...] each, so that writes into buffers reach them."""
     with streams.drawn_from(0):
         own = {name: tensor.squeeze(0) for name, tensor in tensors.items()}
         result, rebound = one(own, {}, [row.squeeze(0) for row in rows_K])
@@ -115,7 +115,7 @@ def in_turn(
     on_gradient: Callable[[str, int], None],
     rows_K: Sequence[Tensor] = (),
 ) -> tuple[Any, Mapping[str, Tensor]]:
-    """Evaluate the members by K calls, one after another.
+    """Evaluate the function `one` by K calls, one member after another.
 
     Args:
         parameters: [K, ...] each.
@@ -181,7 +181,7 @@ def _take_data(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], k: int,
 
 
 def _reached(on_gradient: Callable[[str, int], None], name: str, k: int, grad: Tensor | None) -> None:
-    """Report that member `k`'s parameter got a gradient. Without a gradient, torch calls the hook with None."""
+    """Call `on_gradient(name, k)` unless `grad` is None: torch also calls this hook if there is no gradient."""
     if grad is not None:
         on_gradient(name, k)
 

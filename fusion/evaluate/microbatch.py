@@ -26,12 +26,12 @@ WEIGHT = "weight"
 
 
 def is_weight(name: str) -> bool:
-    """Return whether `name` is the key of a weight, not the key of a mean."""
+    """Return whether `name`, a key of `Means`, names the weight of a mean rather than a mean."""
     return name == WEIGHT or name.startswith(f"{WEIGHT}/")
 
 
 def weight_of(means: Means, name: str) -> Tensor | None:
-    """Return the weight of the mean `name`; None if the mean is weighted by the number of samples."""
+    """Return the weight with which a batch's mean `name` counts; None if the number of samples is its weight."""
     own = means.get(f"{WEIGHT}/{name}", means.get(WEIGHT))
     return None if own is None else own.detach().to(means[name].device)  # objectives often make weights on the CPU
 
@@ -94,7 +94,7 @@ def split(batch: Any, parts: int) -> list[Any]:
 
 
 def can_be_split(batch: Any) -> bool:
-    """Return whether all tensors of a batch have the same length, which then counts as the number of samples.
+    """Return whether a batch can be split by samples: its tensors with axes all have one length, the number of samples.
 
     Batches of graphs, boxes or sequences have several lengths. Nothing then tells which rows belong to which sample.
     """

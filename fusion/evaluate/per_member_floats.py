@@ -50,7 +50,10 @@ class Settings:
         self._copies: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
 
     def like(self, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Return the values, [K] each, on the device and in the precision of the first floating-point tensor."""
+        """Return the floats' values, [K] each, on the device of the first floating-point tensor in `tensors`.
+
+        Their dtype is float64 if that tensor has it, else float32.
+        """
         first = next((t for t in tensors if t.is_floating_point()), torch.empty(0))
         dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
         if (first.device, dtype) in self._copies:
@@ -171,7 +174,10 @@ class PlainFloats(TorchFunctionMode):
         return [[x[k] if isinstance(x, list) else x for x in own] for k in range(count)]
 
     def _note(self, result: Tensor, function: Callable[..., float], rows: Sequence[Sequence[Any]]) -> None:
-        """Compute and remember the K numbers of a result, so that the result counts as a setting, too."""
+        """Remember the K numbers for which `result` stands, so that it counts as a setting, too.
+
+        `function` computes each number from the arguments of one member, which are one of `rows`.
+        """
         try:
             self._values[id(result)] = [function(*row) for row in rows]
         except (ArithmeticError, TypeError):
@@ -219,7 +225,7 @@ _AUGMENTED: dict[Any, Any] = {
 
 
 class _Modes(local):
-    """The modes that this thread has entered, the innermost last."""
+    """The `PlainFloats` modes that this thread has entered, the innermost last."""
 
     active: tuple[PlainFloats, ...] = ()
 
@@ -244,7 +250,10 @@ def _agree(values: Sequence[Any]) -> bool:
 
 @lru_cache(maxsize=64)
 def _stacked(written: tuple[str, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Make a tensor of K hexadecimal numbers. It is cached, so that later steps need not copy them to the device."""
+    """Make a tensor of the K numbers that `written` has as hexadecimal texts.
+
+    The tensor is cached, so that later steps need not copy the numbers to the device.
+    """
     values = [*map(float.fromhex, written)]
     with torch.inference_mode(False):
         values_K = torch.tensor(values, dtype=dtype, device=device)

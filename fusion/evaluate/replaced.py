@@ -28,7 +28,7 @@ class Replaced:
         self.originals: dict[Any, dict[str, Any]] = {}
 
     def __enter__(self) -> None:
-        """Set the replacements, unless another thread has."""
+        """Set the replacements, unless a thread is already inside: this one or another."""
         with self._lock:
             self._inside += 1
             if self._inside == 1:
@@ -37,7 +37,7 @@ class Replaced:
                     _set(owner, {name: new[name] for name in self.originals[owner]})
 
     def __exit__(self, *error: object) -> None:
-        """Restore the originals, unless another thread is still inside."""
+        """Restore the originals, unless a thread is still inside: this one or another."""
         with self._lock:
             self._inside -= 1
             if not self._inside:

@@ -20,7 +20,10 @@ class Capture(Protocol):
     """Records training steps on one kind of device."""
 
     def aside(self, step: Callable[[], Result]) -> Result:
-        """Run a step where it will be recorded, such as on a CUDA stream. The caller need not synchronize."""
+        """Run a step without recording it, in the place where steps are recorded, such as on a separate CUDA stream.
+
+        The caller need not synchronize.
+        """
         ...
 
     def record(self, step: Callable[[], Result], generators: Iterable[torch.Generator]) -> tuple[Result, Replay]:
@@ -90,7 +93,7 @@ class CudaGraphs:
         return result, graph.replay
 
     def _leave(self, pool: Any) -> None:
-        """Tell torch's allocator that a capture has failed. Torch does not tell it if CUDA ended the capture."""
+        """Tell torch's allocator that the capture into `pool` has failed. Torch itself does not if CUDA ended it."""
         index = torch.cuda.current_device()
         with suppress(RuntimeError):  # raised if the allocator already knows
             torch._C._cuda_endAllocateToPool(index, pool)
@@ -109,7 +112,10 @@ def capture_on(device: torch.device) -> Capture | None:
 
 
 def _by_reference(default: torch.Generator, own: torch.Generator) -> Callable[[bool], None]:
-    """Exchange generators by reference. With copied states, each replay of a graph would draw the same numbers."""
+    """Make `default` continue the numbers of `own` by reference; return the function that ends the exchange.
+
+    With copied states, as in `by_state`, each replay of a graph would draw the same numbers.
+    """
     if default.device.type != "cuda":
         return by_state(default, own)
     before = default.graphsafe_get_state()

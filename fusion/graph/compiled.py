@@ -137,7 +137,7 @@ class _Tape(TorchDispatchMode):
         return result
 
     def undo(self) -> None:
-        """Restore the content that the memory had before the step."""
+        """Restore the content that the memory in `found` had before the step."""
         with torch.no_grad():
             for of in self.found.values():
                 of.whole.copy_(of.before)

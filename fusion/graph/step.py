@@ -35,7 +35,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def can_record(device: torch.device) -> bool:
-    """Return whether steps on a device can be recorded at all."""
+    """Return whether training steps on `device` can be recorded at all; this needs CUDA graphs."""
     return capture_on(device) is not None
 
 
@@ -129,7 +129,7 @@ class GraphedStep:
 
     @property
     def recorded(self) -> bool:
-        """Return whether there is a recording."""
+        """Return whether the step has been recorded, so that batches of the same form replay it."""
         return self._recorded is not None
 
     def reset(self) -> None:
@@ -156,7 +156,7 @@ class GraphedStep:
         return self._first(batch, leaves, spec)
 
     def _stand(self) -> tuple[Any, ...]:
-        """Return values that change if tensors are replaced, or if the mode or the random streams change."""
+        """Return values that change if new tensors, another mode or other random streams make a recording outdated."""
         model, optimizer = self._model, self._optimizer
         changes = (model.changes, model.streams) if isinstance(model, FusedModel) else ()
         return (model.training, *changes, optimizer.changes if optimizer else 0)
@@ -270,7 +270,7 @@ def _changed(module: nn.Module, before: list[dict[str, Any]]) -> str:
 
 
 def _told(error: BaseException) -> str:
-    """Describe the error that made a capture fail. Later errors only say that the capture failed."""
+    """Describe the first error behind `error`, which made a capture fail. Later ones only say that it failed."""
     while error.__context__ is not None:
         error = error.__context__
     return f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -21,7 +21,7 @@ class Trace(TorchDispatchMode):
     """Records the operators that one step calls, and finds reasons why a replay would differ from the step.
 
     A replay differs if the step reads a value from the device, copies data between devices, or draws random numbers on
-    the host. It also differs if a number, or the place of a tensor, is not the same as in the step before.
+    the host. It also differs if a number, or a tensor's place in memory, is not the same as in the step before.
 
     Args:
         before: The trace of the step before, whose batch had the same form and lay in the same memory.
@@ -139,7 +139,7 @@ _DEPENDING = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
 def _waits(func: Any, args: Sequence[Any]) -> bool:
-    """Return whether the host must wait for a value of a tensor before it can continue."""
+    """Return whether the operator `func` makes the host wait for values of a tensor."""
     if func.overloadpacket in _INDEXING:
         return any(isinstance(t, Tensor) and t.dtype in (torch.bool, torch.uint8) for t in args[1])
     return any(tag in func.tags for tag in _DEPENDING)

@@ -111,7 +111,7 @@ def _name_of(value: Any) -> Any:
 
 
 def _of_optimizer(kind: type, holds: Callable[[Any], bool], rule: str, **defaults: Any) -> Key:
-    """Make a key that only those optimizers read for which `defaults` has a value."""
+    """Make a key that only some optimizers read: `defaults[optimizer]` is its default for each of them."""
     return Key(kind, holds, rule, "optimizer", under="optimizer", defaults=defaults)
 
 
@@ -210,7 +210,7 @@ arXiv:2502.16982).
 
 
 def is_read(name: str, config: Mapping[str, Any]) -> bool:
-    """Return whether training with `config` reads the key `name` of the table.
+    """Return whether training with `config` reads the key `name` of the table `KEYS`.
 
     If not, the key is the user's own, and may have any value.
 

@@ -64,7 +64,7 @@ def _take_apart(module: nn.Module, state: Mapping[str, Tensor]) -> Shell:
 
 
 def _gradients(name: str, tensors: Sequence[Tensor]) -> Tensor | None:
-    """Return the gradients of one parameter as [K, ...]; None if no module has one."""
+    """Return the K modules' gradients of the parameter `name` as [K, ...]; None if no module has one."""
     found = [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
     if not found:
         return None
@@ -75,7 +75,7 @@ def _gradients(name: str, tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def _overlapping(k: int, state: Mapping[str, Tensor]) -> set[str]:
-    """Return the names of the tensors that share memory with another one.
+    """Return the names of the tensors in `state`, those of module `k`, that share memory with another one.
 
     Raises:
         ValueError: if one of them is trained, because training it would change the other.

@@ -97,7 +97,7 @@ def _snapshot_of(values: Any, contents: Any, left_out: frozenset[AttributePlace]
 
 
 def snapshot(module: nn.Module) -> Snapshot:
-    """Return all attributes and hooks, with copies of lists and dicts. Buffers without data are left out."""
+    """Return all attributes and hooks of `module`, lists and dicts as copies. Buffers without data are left out."""
     return Snapshot(_values(module))
 
 
@@ -122,7 +122,7 @@ def changed(module: nn.Module, before: Snapshot) -> dict[AttributePlace, Any]:
 
 
 def put_back(module: nn.Module, before: Snapshot) -> None:
-    """Restore all attributes and hooks from a snapshot.
+    """Restore all attributes and hooks of `module` from the snapshot `before`.
 
     A tensor that was written to is replaced by another one, because a backward pass may need what was written.
     """
@@ -219,7 +219,7 @@ class OwnValues:
         self.of_members = {place: list(values) for place, values in (of_members or {}).items()}
 
     def part(self, module: nn.Module) -> bool:
-        """Remove from `module` the tensors that forward assigned, and give each member its own.
+        """Remove from `module` the tensors that forward assigned, and store each member's part of them here.
 
         Return whether there were any such tensors.
         """
@@ -234,7 +234,7 @@ class OwnValues:
         return found
 
     def hold(self, module: nn.Module, own: Callable[[Any], Any]) -> None:
-        """Replace tensors in attributes of `module`: `own` returns the members' own copies of a tensor, or the tensor.
+        """Replace tensors in attributes of `module` by `own(tensor)`: the members' own copies, or the tensor itself.
 
         Forward may have made a tensor that all members share, kept it, and then written members' values into it.
         """
@@ -293,7 +293,10 @@ class OwnValues:
         return OwnValues(len(chosen), kept)
 
     def concat(self, module: nn.Module, other: OwnValues, its_module: nn.Module) -> OwnValues:
-        """Return the values of all members of two models. Call `part` for both models first."""
+        """Return the values of these members, followed by those of the members of `other`.
+
+        `module` and `its_module` are the templates of the two models. Call `part` for both models first.
+        """
         ours, theirs = snapshot(module), snapshot(its_module)
         joined = {}
         for place in {**ours, **theirs, **self.of_members, **other.of_members}:

@@ -56,7 +56,7 @@ class Shell:
     floats: Mapping[str, FloatSlot]
 
     def twin(self) -> Shell:
-        """Return a copy with its own skeleton."""
+        """Return a copy for another member, with a skeleton of its own."""
         memo: dict[int, Any] = {}
         hollow = copy.deepcopy(self.skeleton, memo)
         owners = ((path, slot, memo.get(id(slot.owner), slot.owner)) for path, slot in self.floats.items())
@@ -155,9 +155,10 @@ class StackedTensors(nn.Module):
         return super().load_state_dict(state, strict, assign)
 
     def flat(self, names: Iterable[str]) -> FlatParameters:
-        """Move the named stacked parameters and their gradients side by side in memory.
+        """Move the named stacked parameters into rows: matrices [K, N] in which row k holds the values of member k.
 
-        Values stay the same, but addresses change. A later call with the same names moves nothing.
+        The result also has rows for gradients. Values stay the same, but addresses change. A later call with the same
+        names moves nothing, unless a parameter was replaced.
         """
         stacked = self.stacked
         wanted = {name: stacked[name] for name in names}
@@ -167,7 +168,7 @@ class StackedTensors(nn.Module):
         return self._flat
 
     def in_rows(self, name: str) -> bool:
-        """Return whether `flat` has moved the parameter `name`."""
+        """Return whether `flat` has moved the parameter `name` into rows of a matrix [K, N], one for each member."""
         return self._flat is not None and name in self._flat.values.parts
 
     def set_parts(self, parts: Mapping[str, str]) -> None:
@@ -202,7 +203,10 @@ class StackedTensors(nn.Module):
         self._collect_floats()
 
     def _collect_floats(self) -> None:
-        """Collect the members' floats as vectors. If there are any, recorded steps are outdated: count a change."""
+        """Collect the floats in which members differ. If there are or were any, add 1 to `changes`.
+
+        Recorded steps are then outdated.
+        """
         self._caught_up = snapshot(self.template)
         before, self._settings = self._settings.values_K, Settings([member.floats for member in self._members])
         if before or self._settings.values_K:
@@ -239,14 +243,14 @@ class StackedTensors(nn.Module):
         self._collect_floats()
 
     def _catch_up(self, indices: Iterable[int]) -> None:
-        """Repeat in these members' modules the changes of the template since `_caught_up`, such as of mode or hooks."""
+        """Make the template's changes since `_caught_up` (mode, hooks and so on) in these members' modules, too."""
         self._part_values()
         own = self._settings.places()
         for k in indices:
             follow(self.template, self._members[k].skeleton, own, self._caught_up)
 
     def _part_values(self) -> None:
-        """Remove from the template the tensors that forward assigned, and give each member its own."""
+        """Remove from the template the tensors that forward assigned, and store each member's part in `own_values`."""
         if self.own_values.part(self.template):
             self.changes += 1
 

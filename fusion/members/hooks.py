@@ -32,7 +32,10 @@ class _Running:
         self.fused, self.name = fused, name
 
     def members(self) -> Iterator[tuple[int, Hooks]]:
-        """Yield the index and hooks of each member that got a gradient. Meanwhile, its module holds its tensors."""
+        """Yield the index and hooks of each member that got a gradient.
+
+        Until the next member is yielded, this member's module holds the member's tensors.
+        """
         fused, unreached = self.fused, self.fused.unreached().get(self.name, [])
         for k, member in enumerate(fused._members):
             if k in unreached:

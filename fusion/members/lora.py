@@ -85,7 +85,7 @@ def _adapters(module: nn.Module) -> Iterator[tuple[tuple[str, str], Tensor]]:
 
 
 def _resize(module: nn.Module, place: tuple[str, str], rank: int) -> None:
-    """Cut an adapter to `rank`, or pad it with zeros."""
+    """Cut the adapter at `place` (path of the layer, adapter's name) to `rank`, or pad it with zeros, in place."""
     path, name = place
     layer = module.get_submodule(path)
     for kind, dim, size in (("lora_A", 0, "out"), ("lora_B", 1, "in")):

@@ -36,7 +36,7 @@ Layout = Mapping[Block, Mapping[str, torch.Size]]
 
 
 def layout_of(tensors: Mapping[str, Tensor], parts: Mapping[str, str] = {}) -> Layout:
-    """Return the layout of tensors [K, ...]. Tensors of different parts of the model go into different blocks.
+    """Return how tensors [K, ...] lie in matrices [K, N], the blocks. Each part of the model has its own blocks.
 
     >>> layout_of({"weight": torch.zeros(5, 4, 3), "bias": torch.zeros(5, 4)})
     {Block(dtype=torch.float32, alone='', part=''): {'weight': torch.Size([4, 3]), 'bias': torch.Size([4])}}
@@ -85,7 +85,7 @@ class Rows:
 
     @classmethod
     def of(cls, layout: Layout, tensors: Mapping[str, Tensor]) -> Rows:
-        """Copy tensors [K, ...] into new rows."""
+        """Copy tensors [K, ...] into new rows, one matrix for each block of `layout`."""
         return cls(layout, {block: torch.cat([_flat(tensors[name]) for name in of], 1) for block, of in layout.items()})
 
     def keep(self, chosen: Sequence[int]) -> Rows:
@@ -124,13 +124,13 @@ class FlatParameters:
         self._constants: dict[tuple[tuple[float, ...], torch.dtype], Tensor] = {}
 
     def holds(self, parameters: Mapping[str, nn.Parameter]) -> bool:
-        """Return whether the views of the rows are exactly these parameters."""
+        """Return whether these parameters are still exactly the views of the rows: none is missing, new or replaced."""
         return parameters.keys() == self._places.keys() and all(
             parameter.data_ptr() == self._places[name] for name, parameter in parameters.items()
         )
 
     def gather(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Copy the gradients into the rows, and make them views of the rows. A missing gradient counts as zeros.
+        """Copy gradients into the rows, and make each `grad` a view of the rows. A missing gradient counts as zeros.
 
         Args:
             parameters: All parameters, or all parameters of some parts of the model.
@@ -155,7 +155,7 @@ class FlatParameters:
                     parameters[name].grad = part
 
     def on_device(self, numbers: tuple[float, ...], dtype: torch.dtype) -> Tensor:
-        """Return one number for each member as a tensor [K, 1]. It is cached, so that it is copied only once."""
+        """Return `numbers`, one for each member, as a tensor [K, 1] on the rows' device. The tensor is cached."""
         device = next(iter(self.values.blocks.values())).device
         return kept(
             self._constants, (numbers, dtype), lambda: torch.tensor(numbers, dtype=dtype, device=device)[:, None]

@@ -69,7 +69,7 @@ def gradients(fused: FusedModel) -> tuple[list[Tensor], FlatParameters | None]:
 
 
 def _limits(max_norm: float | Sequence[float] | Tensor, K: int) -> tuple[float, ...]:
-    """Return the checked limit of each member. Lists of floats take a fast path, because each step calls this."""
+    """Check and return each member's largest norm. Lists of floats take a fast path, because each step calls this."""
     if isinstance(max_norm, float):
         limits = (max_norm,) * K
     elif isinstance(max_norm, list) and len(max_norm) == K and all(isinstance(limit, float) for limit in max_norm):

@@ -41,7 +41,7 @@ _NEUTRAL = {
 
 
 def for_those(takes_B1: Tensor, coefficients: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """Return coefficients that leave members unchanged if their `takes_B1` is False."""
+    """Return `coefficients`, with values that leave a member unchanged (`_NEUTRAL`) where its `takes_B1` is False."""
     return {
         name: c if c is None or name not in _NEUTRAL else torch.where(takes_B1, c, _NEUTRAL[name])
         for name, c in coefficients.items()

@@ -72,7 +72,7 @@ class FusedOptimizer(OptimizerState):
         return all(hp.is_vectorized and hp.kind not in waiting for hp in self.members)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out views of tensors, because `pickle` would make independent copies of them."""
+        """Leave views of tensors out of copies and pickles, where they would become independent tensors."""
         return {**vars(self), "_runs": [], "_tiles": {}, "_groups": {}}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -214,7 +214,7 @@ class FusedOptimizer(OptimizerState):
 
     @contextmanager
     def _left_alone(self, stacked: Mapping[str, nn.Parameter], takes: Tensor | None) -> Iterator[None]:
-        """Undo the step for members that have no gradient of a parameter, although other members have one."""
+        """At the end of this context, undo the update of each parameter in the members that have no gradient of it."""
         without = {name: ks for name, ks in self.fused.unreached().items() if name in self._index}
         saved = {n: [t[ks] for t in (stacked[n], *self._moments_of(n))] for n, ks in without.items()}
         for name, ks in without.items():
@@ -250,7 +250,10 @@ class FusedOptimizer(OptimizerState):
     def _groups_of(
         self, run: RuleMembers, present: Sequence[str], stacked: Mapping[str, nn.Parameter]
     ) -> list[native.Alike]:
-        """Return groups of a run's parameters with a gradient; they are cached for later steps on the same tensors."""
+        """Group a run's parameters with a gradient by equal multipliers and step counts.
+
+        The groups are cached for later steps on the same tensors.
+        """
         names = self._in_rows(run, present)
         roles = [stacked, *(self._moment(key).parts for key in run.moments)]
         addresses = tuple(role[name].data_ptr() for role in roles for name in names)
@@ -267,12 +270,12 @@ class FusedOptimizer(OptimizerState):
             yield native.Alike(own, self._index[own[0]], views)
 
     def _multipliers(self) -> list[int]:
-        """Return one number for each parameter. It is equal for parameters with equal multipliers in every member."""
+        """Number the parameters so that equal numbers mean equal multipliers in all members."""
         both_PK = torch.stack([self._lr_KP, self._decay_KP]).permute(2, 0, 1)
         return numbered(map(str, both_PK.tolist()))
 
     def _step_apart(self, stacked: Mapping[str, nn.Parameter], present: Sequence[str], takes: Tensor | None) -> None:
-        """Update the members that torch updates, one after another."""
+        """Update the members whose optimizer is not vectorized, one after another, by their own torch optimizers."""
         members = [k for k, hp in enumerate(self.members) if not hp.is_vectorized]
         if not members:
             return
@@ -361,7 +364,7 @@ class FusedOptimizer(OptimizerState):
         return run.kind == "adafactor" or (run.kind == "muon" and name in self._matrices)
 
     def _in_rows(self, run: RuleMembers, present: Sequence[str]) -> Sequence[str]:
-        """Return the names of the parameters that the run's rule updates element by element."""
+        """Select the parameters in `present` that the run's rule updates element by element, as updates in rows do."""
         return [name for name in present if not self._is_whole(run, name)] if run.kind in _WHOLE else present
 
 

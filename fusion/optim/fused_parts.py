@@ -44,7 +44,7 @@ class FusedByPart(FusedOptimizer):
 
     @property
     def lr_factor_K(self) -> Tensor:  # type: ignore[override]  # noqa: N802
-        """Return the schedule's factors, which are equal for all parts."""
+        """Return the schedule's factor of each member's learning rate, [K]; it is the same for all parts."""
         return next(iter(self.parts.values())).lr_factor_K
 
     @property

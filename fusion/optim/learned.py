@@ -23,7 +23,7 @@ Learn = Callable[[Sequence[Hyperparameters], dict[str, Tensor], Tensor, Tensor |
 
 
 def at_first(members: Sequence[Hyperparameters]) -> Tensor:
-    """Return the learned numbers [K, 3] of members before their first step."""
+    """Return the three numbers that a rule learns for each member, as they are before the first step, [K, 3]."""
     of_each = [[hp.d0 if hp.kind == "prodigy" else 0.0, 0.0, 0.0] for hp in members]
     return torch.tensor(of_each, dtype=torch.float64)
 

@@ -111,7 +111,7 @@ class LossScale:
             copy_rows(self.steps_K, targets, copied)
 
     def concat(self, other: LossScale) -> None:
-        """Append the members of `other`, as `FusedModel.concat` does."""
+        """Append the scales of the members of `other`, as `FusedModel.concat` appends members."""
         require(isinstance(other, LossScale), "other", other, "a LossScale")
         self.scale_K = torch.cat([self.scale_K, other.scale_K.to(self.scale_K.device)])
         self.steps_K = torch.cat([self.steps_K, other.steps_K.to(self.steps_K.device)])

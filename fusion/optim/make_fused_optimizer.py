@@ -156,7 +156,7 @@ class FusedAdamW(_FusedAdam):
 
 
 def member(k: int, config: Mapping[str, Any]) -> Hyperparameters:
-    """Return the hyperparameters of member `k`; an error message names the member."""
+    """Read the hyperparameters of member `k` from its configuration; an error message names the member."""
     return _of_member(k, Hyperparameters.from_config, config)
 
 

@@ -18,7 +18,7 @@ from fusion.optim.update_rules import RULE_OF, UPDATE_RULES, Coefficients, Now, 
 
 @dataclass
 class RuleMembers:
-    """A run of members, from `start` to `stop` (exclusive), that share an update rule.
+    """Adjacent members (a run), from `start` to `stop` (exclusive), that share an update rule.
 
     Attributes:
         members: The hyperparameters of the R members.
@@ -46,7 +46,7 @@ class RuleMembers:
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """Return the names of the moments that are kept.
+        """Return the names of the moments that these members keep from step to step.
 
         If the rule has no beta1, it keeps a first moment only if a member has momentum.
         """
@@ -59,7 +59,7 @@ class RuleMembers:
 
     @torch.no_grad()
     def average(self, values: Tensor, iterate: Tensor, steps_K: Tensor) -> Tensor:
-        """Return the averages [R, ...] that Schedule-Free members evaluate, as `ScheduleFree.eval` computes them.
+        """Return the averaged weights [R, ...] for evaluation of Schedule-Free members, as in `ScheduleFree.eval`.
 
         Args:
             values: A parameter of all K members, in training.
@@ -74,7 +74,7 @@ class RuleMembers:
         return torch.lerp(precise, iterate[own].to(precise), wide(share_R, precise))
 
     def constants(self, decay_RG: Tensor) -> Coefficients:
-        """Return the coefficients of the rule that never change, [R, 1] or [R, G] each; None if not used."""
+        """Return the coefficients of the rule that never change, [R, 1] or [R, G] each; None for unused ones."""
         couples = any(hp.decay and not hp.decouples for hp in self.members)
         coupled_RG = decay_RG * (1 - self.vectors["decouples"]) if couples else None
         return {**self.rule.constants(self.members, self.vectors), "weight_decay": coupled_RG}

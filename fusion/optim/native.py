@@ -52,17 +52,17 @@ class Alike:
 
 
 def views_of(stored: Sequence[Sequence[Tensor]]) -> Views:
-    """Return the members' views of tensors [R, ...] that are indexed [role][parameter]."""
+    """Return views `[member][role][parameter]` of the tensors `stored[role][parameter]`, [R, ...] each."""
     return list(zip(*(list(zip(*(t.detach().unbind() for t in of_role))) for of_role in stored)))
 
 
 def takes(tensors: Sequence[Tensor]) -> bool:
-    """Return whether the kernels support the device and dtype of these tensors."""
+    """Return whether torch's fused kernels for CPUs support the device and dtype of these tensors."""
     return all(t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64) for t in tensors)
 
 
 def takes_in_place(fused: FusedModel, parameters: Sequence[Tensor]) -> bool:
-    """Return whether the kernels can take stacked parameters [K, ...] without rows, and whether that is faster."""
+    """Return whether torch's kernels can update stacked parameters where they are, faster than in rows."""
     sizes = sum(p.numel() for p in parameters) // fused.K
     large = sizes >= LEAST_PER_PARAMETER * len(parameters) or fused.K == 1
     return fused.updated_in_turn and large and takes(parameters) and all(p.is_contiguous() for p in parameters)
@@ -71,7 +71,7 @@ def takes_in_place(fused: FusedModel, parameters: Sequence[Tensor]) -> bool:
 def update(
     hp: Hyperparameters, tensors: Sequence[tuple[Tensor, ...]], lr: float, decay: float, step: float, factor: float
 ) -> None:
-    """Update parameters of one member.
+    """Update parameters of one member by torch's fused kernel, in place.
 
     Args:
         hp: The member's hyperparameters; `lr` and `decay` replace its learning rate and weight decay.

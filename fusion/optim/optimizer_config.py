@@ -112,7 +112,7 @@ class Hyperparameters:
 
     @property
     def has_modes(self) -> bool:
-        """Return whether the optimizer evaluates other weights than it trains, by `train()` and `eval()`."""
+        """Return whether the optimizer evaluates other weights than it trains; `train()` and `eval()` switch them."""
         return self.kind in SCHEDULE_FREE if self.make is None else has_modes(_tried(self))
 
     def rule(self, matrix: bool) -> str:
@@ -133,7 +133,7 @@ class Hyperparameters:
         return self.weight_decay or 0.0
 
     def as_torch(self, groups: list[dict[str, Any]], **more: Any) -> torch.optim.Optimizer:
-        """Make a `torch.optim.Optimizer` that updates like this vectorized one. For Muon, use `MuonWithAdamW`."""
+        """Make the `torch.optim.Optimizer` that a vectorized member would have alone. For Muon, use `MuonWithAdamW`."""
         names = {"momentum", "dampening", "nesterov", "alpha", "beta2_decay", "eps"} | _OF_PRODIGY
         read_ = {name: getattr(self, name) for name in names if self.kind in KEYS[name].defaults}
         if self.kind in KEYS["beta1"].defaults:

@@ -151,7 +151,7 @@ class OptimizerState:
         self._tabulate()
 
     def take_hyperparameters(self, other: OptimizerState) -> None:
-        """Replace hyperparameters and multipliers by those of another optimizer; keep the other state.
+        """Replace hyperparameters and multipliers by those of the optimizer `other`; keep all other state.
 
         The averages of Schedule-Free members stay as they are.
 
@@ -280,7 +280,7 @@ class OptimizerState:
                         y.copy_(torch.lerp(z[k], y, hp.average_share / was.average_share))
 
     def _per_parameter(self, name: str, multipliers: Multipliers | None) -> Tensor:
-        """Return multipliers as [K, P]: each member has those given for its optimizer."""
+        """Return multipliers as [K, P]: each member has those given for its optimizer. Errors call them `name`."""
         known = {**self.fused.stacked, **self.fused.shared}
         check_multipliers(name, multipliers, known)
         columns = {rule: (multipliers or {}).get(rule, {}) for rule in RULES}
@@ -288,7 +288,7 @@ class OptimizerState:
         return torch.tensor(rows, dtype=torch.float64)
 
     def _tabulate(self) -> None:
-        """Compute the tables that do not change from step to step."""
+        """Compute the values that do not change from step to step: runs of members, rates and weight decays [K, P]."""
         self._runs = list(runs_of(self.members))
         self._matrices = matrices_of(self.fused, self.members, self._among)
         lr_K, decay_K = torch.tensor([[hp.lr, hp.decay] for hp in self.members], dtype=torch.float64).T

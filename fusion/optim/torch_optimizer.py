@@ -63,7 +63,7 @@ def optimizer(
 
 
 def made_recordable(optimizer: torch.optim.Optimizer) -> None:
-    """Make SGD, Adam or AdamW recordable, in place: learning rates become tensors.
+    """Make the steps of SGD, Adam or AdamW recordable in a CUDA graph, in place: learning rates become tensors.
 
     To change a learning rate, call `group["lr"].fill_`, because replays of a recorded step read this tensor.
     """
@@ -88,7 +88,7 @@ def as_written(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def let_skip(optimizer: torch.optim.Optimizer) -> None:
-    """Make SGD, Adam or AdamW use torch's fused kernels, so that `step_if` does not wait for the device."""
+    """Make SGD, Adam or AdamW use torch's fused kernels, so that `step_if` can skip a step without waiting."""
     for group in optimizer.param_groups:
         group["fused"] = _in_one_pass(group["params"])
         if group.get("momentum") and not group["dampening"]:
@@ -207,5 +207,5 @@ def _torch_optimizer(hp: Hyperparameters, groups: list[dict[str, Any]]) -> torch
 
 
 def _in_one_pass(params: Iterable[nn.Parameter]) -> bool:
-    """Return whether torch has fused kernels for these parameters."""
+    """Return whether torch can update these parameters by fused kernels, which pass over memory only once."""
     return all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in params)

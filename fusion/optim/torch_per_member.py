@@ -102,7 +102,7 @@ class Apart:
 
 
 def changed_options(before: Hyperparameters, after: Hyperparameters) -> list[str]:
-    """Return the names of the options whose values differ."""
+    """Return the names of the optimizer options whose values differ between `before` and `after`."""
     was, now = dict(before.options), dict(after.options)
     return [name for name in {**was, **now} if was.get(name) != now.get(name)]
 
@@ -112,7 +112,7 @@ _OWN = ("params", "lr")
 
 
 def go_on(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any]) -> None:
-    """Restore the result of `Apart.state_dict` in an optimizer.
+    """Restore the result of `Apart.state_dict` in `optimizer`, which then goes on from this state.
 
     Args:
         optimizer: An optimizer made from the same hyperparameters and multipliers.

@@ -279,7 +279,7 @@ _MOMENTUM_DECAY = 4e-3
 
 
 def _warming(steps: Tensor) -> Tensor:
-    """Return NAdam's momentum at a step as a share of beta1 (Dozat 2016, section 3)."""
+    """Return NAdam's momentum at a step as a share of beta1, as in `torch.optim.NAdam` (Dozat 2016)."""
     return 1 - 0.5 * 0.96 ** (steps * _MOMENTUM_DECAY)
 
 

@@ -59,7 +59,7 @@ class Tile:
         *,
         before: bool = False,
     ) -> Tensor | None:
-        """Apply the rule of the run, in place.
+        """Update the segment's parameters of the run's members by their rule, in place.
 
         Args:
             stored: Parameters, gradients and moments, [K, N] each.

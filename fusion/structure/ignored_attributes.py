@@ -32,12 +32,15 @@ STATELESS = {type(Lock()), type(RLock()), RemovableHandle}
 
 
 def skipped_of_module(module: nn.Module) -> set[str]:
-    """Return the names of a module's attributes that do not affect its computation."""
+    """Return the names of the attributes that a module's signature skips.
+
+    They do not affect its computation, are described separately (parameters), or may change at any time (the mode).
+    """
     if isinstance(module, nn.RNNBase):
         return _NOT_STRUCTURE | _RECURRENT_CACHES
     return _NOT_STRUCTURE | _LORA_NOTES if type(module).__module__.startswith(_LORA) else _NOT_STRUCTURE
 
 
 def skipped_of(value: Any) -> set[str]:
-    """Return the names of attributes that do not affect the behavior of `value`, an object that is no module."""
+    """Return the names of attributes that a signature skips in an object that is no module: they have no effect."""
     return _LORA_NOTES if type(value).__module__.startswith(_LORA) else set()

@@ -164,7 +164,7 @@ def hooks_on(tensor: Tensor) -> Hooks:
 
 
 def _with_hooks(module: nn.Module) -> nn.Module:
-    """Register the hooks that a copied skeleton keeps in `HOOKS` on its parameters."""
+    """Move the hooks that a copied skeleton keeps in `HOOKS` to its parameters, and return the skeleton."""
     for name, hooks in vars(module).pop(HOOKS, {}).items():
         parameter = module.get_parameter(name)
         for hook in hooks.on_gradient if parameter.requires_grad else ():

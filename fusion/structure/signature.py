@@ -60,7 +60,7 @@ class Structure:
 
 
 def describe(module: nn.Module) -> Structure:
-    """Describe a module by walking through it once."""
+    """Describe a module by plain values (a `Structure`), by walking through it once."""
     return _Walk(module).structure
 
 
@@ -70,7 +70,7 @@ class _Walk:
         # id of a visited object -> its path, and the object itself, because the id of a freed object may be reused.
         self._seen: dict[int, tuple[str, Any]] = {}
         self._tensors: dict[int, str] = {}
-        # True while the walk is in a place where floats count as structure, not as floats that members may differ in.
+        # True while no float may differ between members, not even one in a place that can be written to.
         self._fixed = False
         # `_with_others` is True while the walk visits objects that the module would share with its copies, such as the
         # closure of a function. `_of_others` are the ids of these objects.
@@ -94,7 +94,7 @@ class _Walk:
         self.structure.entries.append((path, value))
 
     def _unknown(self, path: str, why: str) -> None:
-        """Add an entry that differs from every other one, in any process."""
+        """Add an entry that equals no other in any process, so that the module fuses with no other, and say `why`."""
         self._note(path, (UNKNOWN, why, uuid.uuid4().hex))
 
     @contextmanager
@@ -156,7 +156,7 @@ class _Walk:
             self._value(f"{path}[{of_all.index(number)}]", hook)
 
     def _handle(self, path: str, handle: RemovableHandle) -> None:
-        """Describe a handle by its hook: by the module's path and the position of the hook in the module."""
+        """Describe a hook's handle by the path of the module that has the hook, and the hook's position there."""
         hooks = handle.hooks_dict_ref() or {}
         named = ((f"{path}.{name}", of) for path, own in self._root.named_modules() for name, of in vars(own).items())
         where = next((place for place, own in named if own is hooks), None)

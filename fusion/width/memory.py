@@ -82,7 +82,7 @@ def available_memory(device: torch.device) -> int | None:
 
 
 def usable_memory(device: torch.device) -> int | None:
-    """Return the number of bytes that training on `device` may take; None if the system does not tell."""
+    """Return the share of `available_memory` that training may take, in bytes; None if the system does not tell."""
     free = available_memory(device)
     return None if free is None else int(_SHARE_OF_FREE_MEMORY * free)
 

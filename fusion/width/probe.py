@@ -171,7 +171,7 @@ class _Trials:
     graph: bool
 
     def step(self, width: int, parts: int = 1) -> tuple[FusedModel, TimedStep]:
-        """Return the first `width` trials as one fused model, and its training step."""
+        """Return the first `width` trials as one fused model, and its training step on `parts` micro-batches."""
         fused, update, learn = self.training(width, parts)
         graph = self.graph and update.can_be_recorded
         return fused, partial(GraphedStep(learn, fused, update) if graph else learn, self.batch)
@@ -267,7 +267,7 @@ def _fit_one(trials: _Trials, device: torch.device, memory: int | None) -> tuple
 def _race(
     alone: TimedStep, fused: TimedStep, width: int, best: float, seconds: float, device: torch.device
 ) -> tuple[float, list[float]]:
-    """Return the median speedup of `fused`, and the seconds of each step of a trial alone.
+    """Time both steps in turn; return the median speedup of `fused`, and the seconds of each step of a trial alone.
 
     Args:
         best: The best speedup of narrower groups.

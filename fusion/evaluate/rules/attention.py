@@ -27,7 +27,7 @@ def attention(
     *,
     streams: Streams,
 ) -> Any:
-    """`F.scaled_dot_product_attention` with query [N, H, T, E], key and value [N, H, S, E].
+    """Compute `F.scaled_dot_product_attention` for K members, each with query [N, H, T, E], key and value [N, H, S, E].
 
     The mask can be broadcast to [N, H, T, S].
     """
@@ -47,7 +47,7 @@ def attention(
 
 
 def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
-    """Return the attention weights [N, H, T, S], which dropout needs. Torch's CPU kernel with dropout does the same."""
+    """Return the attention weights [N, H, T, S], which dropout needs. Torch's CPU kernel does the same for dropout."""
     scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.mT
     if mask is not None:
         kept = mask if mask.dtype != torch.bool else _additive(~mask, q.dtype)
@@ -92,7 +92,7 @@ def multi_head_attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> Any:
-    """`F.multi_head_attention_forward` for one member, with query [T, N, E], key and value [S, N, E].
+    """Compute `F.multi_head_attention_forward` under `vmap`, with query [T, N, E], key and value [S, N, E].
 
     N is the first axis in every product, so that K and N are adjacent. Attention can then fold K into N without copies.
     """
@@ -122,7 +122,7 @@ def multi_head_attention(
 
 
 def _projections(x: tuple[Tensor, ...], weights: Any, bias: Tensor | None) -> tuple[Tensor, ...]:
-    """Return query, key and value, [N, T, E]. If all three come from one tensor, one product computes them."""
+    """Project `x` to query, key and value, [N, T, E] each. If all three come from one tensor, one product is enough."""
     first = tuple(part.transpose(0, 1) for part in x)
     if isinstance(weights, Tensor):
         if x[0] is x[1] and x[1] is x[2]:

@@ -20,7 +20,7 @@ def kl_div(
     reduction: str = "mean",
     log_target: bool = False,
 ) -> Any:
-    """`F.kl_div`, without torch's warning about "mean" and "batchmean"."""
+    """Compute `F.kl_div` under `vmap`, without torch's warning about "mean" and "batchmean"."""
     if size_average is not None or reduce is not None:
         return NotImplemented
     losses = target.exp() * (target - input) if log_target else torch.xlogy(target, target) - target * input
@@ -38,7 +38,7 @@ def margin_ranking(
     reduce: Any = None,
     reduction: str = "mean",
 ) -> Any:
-    """`F.margin_ranking_loss` of three tensors with the same number of dimensions."""
+    """Compute `F.margin_ranking_loss` under `vmap`, of three tensors with the same number of dimensions."""
     if size_average is not None or reduce is not None or not input1.dim() == input2.dim() == target.dim():
         return NotImplemented
     return _reduced((-target * (input1 - input2) + margin).clamp_min(0), reduction)
@@ -56,7 +56,7 @@ def triplet_margin(
     reduce: Any = None,
     reduction: str = "mean",
 ) -> Any:
-    """`F.triplet_margin_loss` of three tensors with the same number of dimensions."""
+    """Compute `F.triplet_margin_loss` under `vmap`, of three tensors with the same number of dimensions."""
     if size_average is not None or reduce is not None or not anchor.dim() == positive.dim() == negative.dim():
         return NotImplemented
     if margin <= 0:
@@ -79,7 +79,7 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     options: Any = None,
 ) -> Any:
-    """`F.linear_cross_entropy` with a 2-D weight, without torch's chunks, which have no gradient under `vmap`."""
+    """Compute `F.linear_cross_entropy` with a 2-D weight, without chunks, which have no gradient under `vmap`."""
     if linear_weight.dim() != 2 or (ignore_index is not None and target.is_floating_point()):
         return NotImplemented
     return F.cross_entropy(
@@ -95,7 +95,7 @@ def linear_cross_entropy(
 def gaussian_nll(
     input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> Any:
-    """`F.gaussian_nll_loss`. Torch's own function branches on negative variances, which `vmap` cannot follow."""
+    """Compute `F.gaussian_nll_loss` without torch's branch on negative variances, which `vmap` cannot follow."""
     if not isinstance(var, Tensor):
         return NotImplemented
     fold(_refuse_below_0, (var,), {})

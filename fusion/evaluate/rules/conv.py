@@ -44,7 +44,10 @@ def unfold_channels(x: Tensor, K: int) -> Member:
 
 
 def convolution(function: Callable[..., Tensor], dims: int) -> Rule:
-    """Make the rule of a convolution over `dims` dimensions: input [N, C, ...], weight [O, C/groups, ...]."""
+    """Make the rule that runs the convolution `function` over `dims` dimensions for K members.
+
+    Each member has an input [N, C, ...] and a weight [O, C/groups, ...]. Members may share the input.
+    """
 
     def fold(
         K: int,
@@ -71,7 +74,10 @@ def convolution(function: Callable[..., Tensor], dims: int) -> Rule:
 
 
 def transposed(function: Callable[..., Tensor], dims: int) -> Rule:
-    """Make a transposed convolution's rule over `dims` dimensions: input [N, C, ...], weight [C, O/groups, ...]."""
+    """Make the rule that runs the transposed convolution `function` over `dims` dimensions for K members.
+
+    Each member has an input [N, C, ...] and a weight [C, O/groups, ...]. Members may share the input.
+    """
 
     def fold(
         K: int,
@@ -105,7 +111,7 @@ def _of_groups(
 
 
 def pooling(function: Callable[..., Any]) -> Rule:
-    """Make the rule of a pooling over height and width, with input [N, C, H, W].
+    """Make the rule that runs the pooling `function` over height and width for K members, each with input [N, C, H, W].
 
     The rule folds K into the channels if K and C are adjacent in memory. Torch would fold K into the batch, and copy
     the input for that.
@@ -121,7 +127,7 @@ def pooling(function: Callable[..., Any]) -> Rule:
 
 
 def global_pooling(function: Callable[..., Any], dims: int) -> Rule:
-    """Make the rule of adaptive average pooling over `dims` dimensions.
+    """Make the rule that runs adaptive average pooling over `dims` dimensions for K members.
 
     Pooling to size 1 becomes a mean, for any memory layout. Torch would loop over the members if the input is a
     channels-last view.
@@ -142,7 +148,7 @@ def _side_by_side(x_NKCHW: Tensor) -> bool:
 
 
 def affine_grid(K: int, theta: Member, size: Any, align_corners: bool | None = None) -> Any:
-    """`F.affine_grid` with theta [N, 2, 3] or [N, 3, 4]; K is folded into N."""
+    """Compute `F.affine_grid` for K members, each with theta [N, 2, 3] or [N, 3, 4]; K is folded into N."""
     theta_K = theta.lead(K)
     if theta_K.dim() != 4 or len(size) not in (4, 5) or theta_K.shape[1] != size[0]:
         return NotImplemented  # torch's own function raises the error

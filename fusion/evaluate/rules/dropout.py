@@ -16,7 +16,7 @@ from fusion.streams import Streams
 def dropout(
     K: int, input: Member, p: float | Member = 0.5, training: bool = True, inplace: bool = False, *, streams: Streams
 ) -> Any:
-    """`F.dropout`, where `p` is one probability for all members, or one for each."""
+    """Compute `F.dropout` for K members; `p` is one probability for all members, or one for each."""
     p_K = probabilities(p, K)
     if not training or not any(p_K):
         return input
@@ -28,12 +28,12 @@ def dropout(
 
 
 def rrelu(input: Tensor, lower: Any = 1 / 8, upper: Any = 1 / 3, training: bool = False, inplace: bool = False) -> Any:
-    """`F.rrelu` for one member in evaluation, where its slope is the mean of both bounds. `vmap` has no rule for it."""
+    """Compute `F.rrelu` in evaluation, with the mean of both bounds as slope. `vmap` has no rule for it."""
     return NotImplemented if training else F.leaky_relu(input, (lower + upper) / 2, inplace)
 
 
 def leaky_relu(input: Tensor, negative_slope: Any = 0.01, inplace: bool = False) -> Any:
-    """`F.leaky_relu` for one member whose slope is a tensor; torch's own function accepts only a number."""
+    """Compute `F.leaky_relu` with a slope that is a tensor; torch's own function accepts only a number."""
     if not isinstance(negative_slope, Tensor):
         return NotImplemented
     out = torch.where(input > 0, input, input * negative_slope)
@@ -41,7 +41,7 @@ def leaky_relu(input: Tensor, negative_slope: Any = 0.01, inplace: bool = False)
 
 
 def probabilities(p: float | Member, K: int) -> list[float]:
-    """Return the probability of each member; raise torch's `ValueError` if one is not in [0, 1]."""
+    """Return each member's dropout probability; raise torch's `ValueError` if one is not in [0, 1]."""
     p_K = p.numbers() if isinstance(p, Member) else [float(p)] * K
     for value in p_K:
         if not 0 <= value <= 1:

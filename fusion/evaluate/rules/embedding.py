@@ -24,7 +24,9 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """`F.embedding` with indices [...] and weight [V, E]. The K tables are stacked into one of K*V rows.
+    """Compute `F.embedding` for K members, each with indices [...] and weight [V, E].
+
+    The K tables are stacked into one of K*V rows.
 
     The gradient is dense even if `sparse` is True, because autograd cannot split a sparse gradient by member.
     """
@@ -51,7 +53,7 @@ def torch_embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """`torch.embedding`, where a negative `padding_idx` means that no index is padding."""
+    """Compute `torch.embedding` for K members, where a negative `padding_idx` means that no index is padding."""
     padding = padding_idx if padding_idx >= 0 else None
     return embedding(K, indices, weight, padding, scale_grad_by_freq=scale_grad_by_freq)
 
@@ -70,7 +72,7 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Any:
-    """`F.embedding_bag`. The K tables are stacked into one, and the members' bags are concatenated.
+    """Compute `F.embedding_bag` for K members: their tables are stacked into one, and their bags are concatenated.
 
     With `scale_grad_by_freq`, members run one by one, because torch's gradient of a row depends on earlier rows (torch
     2.13, CPU).
@@ -95,7 +97,7 @@ def embedding_bag(
 
 
 def _places(K: int, input: Member, rows: int) -> Tensor:
-    """Return the members' indices [K, ...] into the K stacked tables, each of which has `rows` rows."""
+    """Return indices [K, ...] into the K stacked tables, for members' indices into their own tables of `rows` rows."""
     index_K = input.lead(K)
     place_K = index_K + rows * _numbers(K, index_K)
     if input.dim is None:
@@ -105,12 +107,12 @@ def _places(K: int, input: Member, rows: int) -> Tensor:
 
 
 def _numbers(K: int, like: Tensor) -> Tensor:
-    """Return 0, 1, ..., K - 1 with the dtype and device of `like`, [K, ...], shaped [K, 1, ...] for broadcasting."""
+    """Return 0, 1, ..., K - 1 as [K, 1, ...], to broadcast with `like` [K, ...], in its dtype and on its device."""
     return torch.arange(K, device=like.device, dtype=like.dtype).view(K, *[1] * (like.dim() - 1))
 
 
 def one_hot(K: int, input: Member, num_classes: int = -1) -> Any:
-    """`F.one_hot`. Torch's own batching rule returns zeros for a class out of range, instead of an error."""
+    """Compute `F.one_hot` for K members. Torch's own batching rule returns zeros for a class out of range, no error."""
     return NotImplemented if num_classes < 0 else Member(F.one_hot(input.value, num_classes), input.dim)
 
 

@@ -48,7 +48,7 @@ def gradient(
     is_grads_batched: bool = False,
     materialize_grads: bool = False,
 ) -> Any:
-    """`torch.autograd.grad`. The graph is kept, because the members' loss is differentiated later."""
+    """Compute `torch.autograd.grad` for K members. The graph is kept, because their loss is differentiated later."""
     to, of = (x if isinstance(x, list) else [x] for x in (inputs, outputs))
     if is_grads_batched or any(x.dim is None for x in to):
         return NotImplemented
@@ -70,17 +70,17 @@ def gradient(
 
 
 def needs_grad(K: int, tensor: Member) -> Any:
-    """`Tensor.requires_grad`. Under `vmap`, torch would return False for each member's tensor."""
+    """Return `Tensor.requires_grad` of K members' tensor. Under `vmap`, torch would return False for each member."""
     return tensor.value.requires_grad
 
 
 def data(K: int, tensor: Member) -> Any:
-    """`Tensor.data`. The result has the same memory, so that in-place writes reach the tensor."""
+    """Return `Tensor.data` of K members' tensor, with the same memory, so that in-place writes reach the tensor."""
     return Member(tensor.value.data, tensor.dim)
 
 
 def requires_grad(K: int, tensor: Member, requires_grad: bool = True) -> Any:
-    """`Tensor.requires_grad_`. If members share the tensor, each gets its own copy."""
+    """Call `Tensor.requires_grad_` for K members. If members share the tensor, each gets its own copy."""
     if not requires_grad:
         if isinstance(tensor.value, nn.Parameter) and tensor.value.requires_grad:
             raise FreezesInside

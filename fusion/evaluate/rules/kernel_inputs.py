@@ -28,13 +28,17 @@ def mixes_groups(x: Tensor) -> bool:
 
 
 def finite(x: Tensor) -> Tensor:
-    """Return `x` in autocast's dtype, with `HUGE` for values that are not finite; the gradient passes unchanged."""
+    """Cast `x` to autocast's dtype as `cast` does, and make all values finite. The gradient passes unchanged.
+
+    NaN and infinity become `HUGE`, and minus infinity `-HUGE`. If the dtype's largest number is smaller than `HUGE`, it
+    takes the place of `HUGE`.
+    """
     result: Tensor = _Finite.apply(cast(x))  # type: ignore[no-untyped-call]
     return result
 
 
 def of_finite_gradient(x: Tensor) -> Tensor:
-    """Return the values of `x`; in the backward pass, replace gradients that are not finite by `HUGE`."""
+    """Return the values of `x`; in the backward pass, make gradients finite as `finite` does with values."""
     result: Tensor = _FiniteGradient.apply(x)  # type: ignore[no-untyped-call]
     return result
 

@@ -11,7 +11,7 @@ from fusion.evaluate.rules.member import Member
 
 
 def linear(K: int, input: Member, weight: Member, bias: Member | None = None) -> Any:
-    """`F.linear` with input [..., I], weight [O, I] and bias [O]."""
+    """Compute `F.linear` for K members, each with input [..., I], weight [O, I] and bias [O]."""
     if weight.value.dim() - (weight.dim is not None) != 2:
         return NotImplemented
     if weight.dim is None:
@@ -28,7 +28,7 @@ def linear(K: int, input: Member, weight: Member, bias: Member | None = None) ->
 
 
 def addmm(K: int, input: Member, mat1: Member, mat2: Member, **scales: Any) -> Any:
-    """`torch.addmm` as a layer, `bias [O] + x [N, I] @ weight [I, O]`, as in GPT-2's `Conv1D`."""
+    """Compute `torch.addmm` for K members' layers `bias [O] + x [N, I] @ weight [I, O]`, as in GPT-2's `Conv1D`."""
     if scales or input.value.dim() - (input.dim is not None) != 1:
         return NotImplemented
     transposed = Member(mat2.value.mT, mat2.dim) if mat2.dim in (None, 0) else None
@@ -60,6 +60,6 @@ def of_sparse(K: int, sparse: Member, dense: Member) -> Any:
 
 
 def bilinear(input1: torch.Tensor, input2: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-    """`F.bilinear` for one member. Under `vmap`, torch's own would loop over the members."""
+    """Compute `F.bilinear` for one member under `vmap`, where torch's own function would loop over the members."""
     out = torch.einsum("...i,oij,...j->...o", input1, weight, input2)
     return out if bias is None else out + bias

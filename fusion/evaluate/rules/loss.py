@@ -22,7 +22,7 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float | Member = 0.0,
 ) -> Any:
-    """`F.cross_entropy` with class indices, input [N, C, ...] or [C], and target [N, ...] or []."""
+    """Compute `F.cross_entropy` for K members: class indices as target [N, ...] or [], input [N, C, ...] or [C]."""
     weighted_by_member = weight is not None and weight.dim is not None
     unusual = size_average is not None or reduce is not None or reduction not in ("none", "mean", "sum")
     if target.value.is_floating_point() or weighted_by_member or unusual:
@@ -53,8 +53,9 @@ def cross_entropy(
 def _smoothed(
     K: int, label_smoothing: float | Member, logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
 ) -> Tensor:
-    """Return the loss of each row.
+    """Return the loss of each target, with the label smoothing of the target's member.
 
+    The first axis of `logits` and `target` has the rows of the first member, then those of the second, and so on.
     The loss is affine in the label smoothing. So each member interpolates between the losses for smoothing 0 and 1.
     """
     if logits.dim() > 2 and logits.stride(1) == 1:
@@ -85,7 +86,10 @@ def ctc(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Any:
-    """`F.ctc_loss` with log_probs [T, N, C] or [T, C]; targets are [N, S], or all samples' targets concatenated."""
+    """Compute `F.ctc_loss` for K members, each with log_probs [T, N, C] or [T, C].
+
+    Targets are [N, S], or all samples' targets concatenated.
+    """
     probs_K = log_probs.at(K, 1)
     one = probs_K.dim() == 3
     lengths, lengths_K = (_of_rows(K, given, probs_K.device) for given in (input_lengths, target_lengths))
@@ -100,7 +104,7 @@ def ctc(
 
 
 def _of_rows(K: int, lengths: Any, device: torch.device) -> Tensor:
-    """Return the lengths of sequences as [K, N]."""
+    """Return the lengths of each member's N sequences as a tensor [K, N]."""
     if isinstance(lengths, Member):
         return lengths.lead(K).reshape(K, -1)
     return torch.tensor(lengths, device=device).expand(K, -1)

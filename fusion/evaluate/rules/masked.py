@@ -11,7 +11,7 @@ from fusion.evaluate.rules.member import Member
 
 
 def set_item(K: int, x: Member, index: Any, value: Any) -> Any:
-    """`Tensor.__setitem__` with one boolean mask and one number for all chosen elements.
+    """Do `Tensor.__setitem__` for K members, each with one boolean mask and one number for all chosen elements.
 
     Torch's own rule fails, because the number of chosen elements depends on each member's data.
     """
@@ -32,7 +32,7 @@ def set_item(K: int, x: Member, index: Any, value: Any) -> Any:
 
 
 def select_scatter(input: Tensor, src: Tensor, dim: int, index: int) -> Any:
-    """`torch.select_scatter`. Under `vmap`, torch's own computes a wrong gradient of `src` (torch 2.13)."""
+    """Compute `torch.select_scatter` under `vmap`. Torch's own gradient of `src` is wrong there (torch 2.13)."""
     if not -input.dim() <= dim < input.dim() or not -input.shape[dim] <= index < input.shape[dim]:
         return NotImplemented  # torch's own function raises the error
     start = index % input.shape[dim]

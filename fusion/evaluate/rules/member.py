@@ -57,7 +57,9 @@ def innermost_vmap() -> VmapInterpreter | None:
 
 
 def fold(function: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], *, draws: bool = False) -> Any:
-    """Run a rule below `vmap`; return `NotImplemented` if it does not apply.
+    """Call the rule `function` with the whole values of all members (`Member`), below `vmap`.
+
+    Return `NotImplemented` if the rule does not apply.
 
     Args:
         draws: If True, the rule applies even if no argument has a K axis. For example, an operator that draws random

@@ -12,7 +12,7 @@ from fusion.evaluate.rules.member import Member, Rule
 
 
 def readable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors, and mark tensors of integers and booleans, which the rules of `number` may read."""
+    """Return the tensors; those of integers and booleans get a mark, so that the rules of `number` may read them."""
     return {name: _marked(tensor) if tensor.dtype in _WHOLE else tensor for name, tensor in tensors.items()}
 
 

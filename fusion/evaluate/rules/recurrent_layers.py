@@ -83,7 +83,7 @@ def pack(function: Callable[..., Any]) -> Rule:
 def scatter(
     K: int, tensor: Member, dim: int, index: Member, src: Any = None, *, value: Any = None, **settings: Any
 ) -> Any:
-    """`Tensor.scatter_` with a tensor or a number. Packed sequences use it to invert a permutation."""
+    """Do `Tensor.scatter_` of a tensor or a number for K members. Packed sequences use it to invert a permutation."""
     written = value if src is None else src
     if tensor.dim is None or settings or written is None:
         return NotImplemented

@@ -24,7 +24,7 @@ _BLOCK = 8
 def unrolled(
     cell: Cell, x_KTNI: Tensor, state: State, weights: Sequence[Tensor], projection_KHP: Tensor | None = None
 ) -> tuple[Tensor, State]:
-    """Compute one direction, step by step.
+    """Compute one direction of a recurrent layer, one time step after another.
 
     Args:
         state: The parts of the initial state, [K, N, H] each.
@@ -56,7 +56,7 @@ def packed_recurrence(
     *,
     reverse: bool = False,
 ) -> tuple[Tensor, State]:
-    """Compute one direction of a packed sequence [K, S, I], step by step; see `unrolled`.
+    """Compute one direction of a recurrent layer for a packed sequence [K, S, I], step by step; see `unrolled`.
 
     Time step t has the next `sizes[t]` of the S rows. Examples are sorted from long to short. A step updates the first
     `sizes[t]` examples; the others keep their state.
