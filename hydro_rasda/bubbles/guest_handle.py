@@ -82,7 +82,7 @@ class GuestProcess:
             self._signal(signal.SIGSTOP)
 
     def tie(self, patience_s: float) -> None:
-        """Wait until the guest is sure to end with this process, then stop it."""
+        """Wait until the guest has arranged to end when this process ends, then keep it from running until `open`."""
         until = time.monotonic() + patience_s
         while not self.page.tied and self.over is None and time.monotonic() < until:
             time.sleep(1e-3)
@@ -111,7 +111,7 @@ class GuestProcess:
         return self._used
 
     def leave(self, patience_s: float) -> None:
-        """Let the guest finish its current epoch, hand over its training, and end; wait at most `patience_s`."""
+        """Let the guest finish its epoch, send its training to the tuner, and end; wait at most `patience_s`."""
         self.page.leaving = True
         self.open(patience_s)
         with contextlib.suppress(subprocess.TimeoutExpired):
