@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _without_reader() -> int:
-    """Discard further output, because its reader, such as `head`, has left. So Python's last flush raises nothing."""
+    """Discard further output, because its reader (such as `head`) has left, and return the exit status for that."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return NOTHING
 

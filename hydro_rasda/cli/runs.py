@@ -54,7 +54,7 @@ def list_runs(folder: str, json: bool) -> None:
 
 
 def row_of(record: RunRecord) -> dict[str, Any]:
-    """Summarize a run in a few plain values."""
+    """Return a few plain values that summarize a run, for its row in the list of runs and for JSON."""
     score, heat = best_score(record)
     return {
         "name": record.path.name,

@@ -70,7 +70,7 @@ def _hours(text: str | None) -> float | None:
 
 
 def _row(each: Forecast) -> dict[str, Any]:
-    """Return a forecast as plain values, with names for the parts of its GPU time."""
+    """Return a forecast as plain values for JSON, with a name for each part of its GPU time."""
     return asdict(each) | {"spending": each.spending._asdict()}
 
 

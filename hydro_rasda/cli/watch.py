@@ -94,7 +94,7 @@ def _values(record: RunRecord) -> dict[str, Any]:
 
 
 def _looks(folder: Path, clock: Clock, wait: bool, last: list[RunRecord]) -> Iterator[RunRecord | None]:
-    """Yield the record of the run at each look until the run is over; None before it begins.
+    """Read the run again and again, and yield its record each time until the run is over; None before it begins.
 
     The list `last` always holds the latest record, if there is one.
     """
