@@ -44,7 +44,7 @@ def secret(value: str) -> str:
 
 
 def secrets_of(space: Mapping[str, Any]) -> frozenset[Place]:
-    """Return the places of a space's secrets."""
+    """Return the place of each secret in a space: the keys that lead to it."""
     return frozenset(_found(space, lambda value: isinstance(value, Secret)))
 
 
@@ -77,12 +77,12 @@ def hide(config: Mapping[str, Any], places: Collection[Place], by: Any = HIDDEN)
 
 
 def restore(config: Mapping[str, Any], places: Collection[Place], space: Mapping[str, Any]) -> dict[str, Any]:
-    """Undo `hide`: put the secrets at `places` back into a configuration. The space has their values."""
+    """Undo `hide`: put the secrets at `places` back into a configuration, with their values from `space`."""
     return put(config, {place: value_at(space, place) for place in places})
 
 
 def put(config: Mapping[str, Any], values: Mapping[Place, Any]) -> dict[str, Any]:
-    """Return a configuration with new values at the given places. Places that it lacks are ignored."""
+    """Return a copy of `config` in which places have the new `values`. Places that `config` lacks are ignored."""
     copied = dict(config)
     for (name, *rest), value in values.items():
         if name in copied:
