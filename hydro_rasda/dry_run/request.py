@@ -152,9 +152,9 @@ class Request:
         return {name: function for name, function in given.items() if function is not None}
 
     def searcher(self) -> Searcher | None:
-        """Return a searcher that knows the space, from a name or as a copy of the user's; None for random search.
+        """Return the searcher that the user asked for, prepared for the space; None for random search.
 
-        The user's object stays unchanged, so that it can serve further runs.
+        The user's object stays unchanged, because this is a copy of it, so that it can serve further runs.
         """
         asked = self.settings.sweep.searcher
         if isinstance(asked, str):
