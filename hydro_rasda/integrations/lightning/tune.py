@@ -222,7 +222,10 @@ def _loaders_of(datamodule: LightningDataModule, *loaders: Any) -> tuple[Any, An
 
 
 def _constants(trainer: Trainer, loader: Any) -> dict[str, Any]:
-    """Return values for keys that the library reads and the space may lack. The module's optimizer replaces `lr`."""
+    """Return values, those of trainer and loader, for keys that the library reads and the space may lack.
+
+    The value of `lr` has no effect, because the module's optimizer replaces it.
+    """
     clip = trainer.gradient_clip_val or None
     return {"lr": 1.0, "batch_size": getattr(loader, "batch_size", None) or 1, "grad_clip": clip}
 
