@@ -71,8 +71,8 @@ class Findings:
             if there are folds or repeats.
         epoch_seconds: Seconds of a first epoch of these models, estimated from one batch; infinite if the data have no
             length.
-        steady_epoch_seconds: Seconds of a later epoch on one thread of a CPU, estimated from a repeated batch. Training
-            also has a model on each core, on one thread.
+        steady_epoch_seconds: Seconds of a later epoch on a single CPU thread, estimated from a repeated batch. Training
+            also gives each core a model, which a single thread computes.
     """
 
     example_input: Any = None

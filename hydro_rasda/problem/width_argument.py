@@ -145,7 +145,7 @@ class Plans:
         self.roles.update(other.roles)
 
     def keep_for_structure(self, structure: str, plan: ShrinkPlan) -> None:
-        """Keep a plan, unless `MOST` plans are kept already."""
+        """Keep the plan for full-size models of a structure, unless `MOST` plans are kept already."""
         if len(self.by_structure) < MOST:
             self.by_structure[structure] = plan
 
@@ -154,6 +154,6 @@ class Plans:
             self.by_reads[width_ratio, reads] = plan
 
     def known_for(self, width_ratio: float, config: Mapping[str, Any]) -> tuple[float, Reads] | None:
-        """Return the key of the plan for a configuration; None if there is none."""
+        """Return the key of `by_reads` under which there is a plan for a configuration; None without a plan."""
         own = all_of(config)
         return next((key for key in self.by_reads if key[0] == width_ratio and key[1] <= own), None)
