@@ -161,13 +161,13 @@ def _averaged(history: History, trial: TrialRecord) -> bool | None:
 
 
 def averages_count(settings: TuneConfig, trial: TrialRecord) -> bool:
-    """Tell whether the weights of the kept epoch are averaged, given that full-size training averages weights."""
+    """Tell whether averages count: whether the kept epoch's weights are averages, if full-size training makes any."""
     after = trial.kept_epoch > swept_epochs(trial, settings.sweep.surrogate)
     return after and not averages_lost(trial.history, trial.kept_epoch, settings.metric)
 
 
 def _told(line: JournalLine) -> dict[str, Any]:
-    """Return the heat, epoch and metrics of a journal line."""
+    """Return the heat, epoch and metrics of a journal line, as `TrialRecord.history` has them."""
     return {name: value for name, value in line.items() if name not in ("event", "trial")}
 
 
