@@ -218,7 +218,7 @@ _FROM = (
 
 
 def given(config: Mapping[str, Any]) -> dict[str, str]:
-    """Name an argument for each value that cannot be written as code, such as a function or a secret.
+    """Map keys whose values cannot be written as code (functions, secrets) to names of arguments of the loop's `train`.
 
     >>> given({"lr": 0.1, "schedule": max, "hub token": "(hidden)", "class": object})
     {'schedule': 'schedule', 'hub token': 'hub_token', 'class': 'class_'}
