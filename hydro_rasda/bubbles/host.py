@@ -216,7 +216,7 @@ _WAIT = "_wait_batch_p2p"
 
 @contextmanager
 def watched(schedule: Any, guest: Guest) -> Iterator[None]:
-    """Patch a schedule so that `guest` learns of its steps and runs during its waits."""
+    """Within the context, patch a schedule so that `guest` learns of its steps and runs during its waits."""
     known = callable(getattr(schedule, "step", None)) and hasattr(schedule, "_step_microbatches")
     require(known, "schedule", schedule, "one of torch.distributed.pipelining, such as Schedule1F1B")
     before = getattr(torch_schedules, _WAIT, None)
