@@ -133,7 +133,7 @@ PAGE = "report.html"
 
 
 def write_report(path: str, out: str | None, as_json: bool) -> None:
-    """Write the page, and print its path."""
+    """Write a run as an HTML page, and print the path of the page."""
     from hydro_rasda.plots.page import write_page  # imported only here, because it imports NumPy
 
     record = read_record(path)
