@@ -125,7 +125,7 @@ class Request:
 
     @property
     def data(self) -> dict[str, Any]:
-        """The data by argument, for the run's identity. Folds are represented by the indices of their examples."""
+        """The data by argument name, for the run's identity. Folds are represented by the indices of their examples."""
         folds = self.folds
         val_data: Any = self.val_data if folds is None else folds.indices()
         given = {"train_data": self.train_data, "val_data": val_data}
@@ -145,7 +145,7 @@ class Request:
 
     @property
     def functions(self) -> dict[str, Callable[..., Any]]:
-        """The user's functions by argument, for the run's identity; without `loss_fn`, cross-entropy is one of them."""
+        """The user's functions by argument name, for the run's identity; by default, cross-entropy is one of them."""
         loss_fn = None if self.sweeps else self.loss_fn or F.cross_entropy
         measures = {"loss_fn": loss_fn} if self.objective is None else {"objective": self.objective}
         given: dict[str, Any] = {"model_fn": self.model_fn, **measures, "metrics": self.metrics, "train": self.train}
