@@ -31,7 +31,7 @@ def check_parts(sweep: object, race: object) -> None:
 
 
 def check_options(called: str, options: Mapping[str, object]) -> None:
-    """Raise a TypeError for arguments that `tune` does not have, before any work."""
+    """Raise a TypeError, in the name of the function `called`, for options that are no arguments of `tune`."""
     known = inspect.signature(tune).parameters
     for name in options:
         if name not in known:

@@ -144,7 +144,7 @@ def schedule_types() -> list[str]:
 
 
 def sampling_of(args: TrainingArguments) -> str:
-    """Return the order of examples: `train_sampling_strategy`, or `group_by_length` of older transformers."""
+    """Return how `Trainer` orders examples: `train_sampling_strategy`, or `group_by_length` of older transformers."""
     if getattr(args, "group_by_length", False):
         return "group_by_length"
     return word(getattr(args, "train_sampling_strategy", "random"))

@@ -235,7 +235,7 @@ def _refused(
 
 
 def _is_data_set(value: Any) -> bool:
-    """Tell whether a value is a data set, rather than an example of one."""
+    """Tell whether a value is a whole data set, rather than a single example of a data set."""
     rows = isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping)
     return rows or isinstance(value, Dataset) or hasattr(value, "column_names")
 
