@@ -85,7 +85,7 @@ def row(record: RunRecord, idle: float) -> list[str]:
 
 
 def counts(record: RunRecord) -> str:
-    """Count the trials by status."""
+    """Say how many trials have each status; after an interruption, add how to resume the run."""
     found = Counter(trial.status for trial in record.trials)
     told = ", ".join(f"{count} {status}" for status, count in found.items())
     state = state_of(record)
