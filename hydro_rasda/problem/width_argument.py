@@ -81,9 +81,9 @@ def check_width_argument(argument: str, model_fn: Any, surrogate: float) -> None
 
 
 def check_second_argument(model_fn: Any, keys: Container[str]) -> None:
-    """Raise ValueError if a model function takes hyperparameters one by one.
+    """Raise ValueError if a model function takes hyperparameters as arguments of their own, not in one `config`.
 
-    Otherwise, its second argument would be taken as the width ratio.
+    Otherwise, its second argument would be taken as the width ratio. `keys` are those of the space.
     """
     if width_form(model_fn) != "second":
         return
@@ -121,7 +121,7 @@ would not help."""
 
 @dataclass
 class Plans:
-    """Plans for the models of one model function, as plain values.
+    """Plans by which the models of one model function become narrower, as plain values.
 
     Attributes:
         by_structure: Map a digest of a full-size model's structure to its plan, for a model function that takes no
