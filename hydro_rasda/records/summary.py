@@ -94,7 +94,7 @@ def _resumed_from(history: History) -> list[str]:
 
 
 def _within_bounds(history: History, ends: Mapping[int, ExpectedEnd], winner: int) -> dict[int, ExpectedEnd]:
-    """Set the expected end to NaN for trials that break bounds more than the winner, because they cannot win."""
+    """Set the expected final score to NaN for trials that break bounds more than the winner, as they cannot win."""
     values = {n: history.values_at("race", n, kept_of(history, n)[0]) for n in {*ends, winner}}
     broken = history.settings.comparison.violations(values)
     return {n: end if broken[n] <= broken[winner] else replace(end, end=math.nan) for n, end in ends.items()}
