@@ -45,7 +45,7 @@ class Rule(Protocol[StateT]):
         """Decide the number of workers with which a survivor continues."""
 
     def init(self) -> StateT:
-        """Return the state before the first report."""
+        """Return the rule's state before the first report of any trial."""
 
     def report(self, state: StateT, trial: str, t: int, score: float) -> tuple[StateT, Decision]:
         """Decide whether a trial at milestone `t` continues, stops or waits; return the new state and the decision.
