@@ -84,7 +84,7 @@ def _restricted_value(value: Any, given: Any) -> Any:
 
 
 def _is_of_floats(value: Any) -> bool:
-    """Return whether a value of a space can only become a float, so that an integer is meant as a float."""
+    """Return whether a value of a space draws only floats. An integer that is given for it then means a float."""
     if is_a(value, "Categorical"):
         return all(isinstance(each, float) for each in value.categories)
     return is_a(value, "Float")
