@@ -71,7 +71,7 @@ def best_over_time(result: RunRecord) -> Figure:
 
 
 def best_lines(record: RunRecord) -> Iterator[tuple[HeatName, dict[str, list[Any]]]]:
-    """Yield, for each heat that has a score, its name and a line: the times at which its best score so far improved.
+    """Yield, for each heat that has a score, its name and the line of its best score, with a point per improvement.
 
     The last point comes twice, at the time when it was reached and at the end of the heat.
     """
