@@ -362,9 +362,9 @@ def _announce(run: Run, ready: Ready) -> None:
 
 
 def _recall(search: Search, run: Run) -> None:
-    """Let the search take over the configurations that a resumed run has recorded.
+    """Let a random search take over the configurations that a resumed run has recorded.
 
-    Print a message if there are fewer configurations than the user asked for.
+    Print a message if it has fewer configurations than the user asked for. Searchers are left as they are.
     """
     if isinstance(search, RandomSearch):
         search.recall(run)

@@ -97,7 +97,7 @@ ARRIVAL_S = 60.0
 
 @dataclass(frozen=True, eq=False)
 class _GuestTask:
-    """A piece, the task of one guest: all members of `work` or some, from the last epoch so far to the work's end."""
+    """A piece, the task of one guest: it trains some or all members of `work`, from their last epoch to its end."""
 
     work: GroupWork | TargetWork
     task: Task
@@ -160,7 +160,7 @@ class BubbleDevices:
         """Return the number of the only device if a task can start; otherwise an empty list.
 
         A full-size model can start beside other full-size models while cores are free. Any other task starts only if
-        nothing is in training. No task can start if the time budget is used up and no guest is there.
+        nothing is in training. No task can start if its training would be given up (see `_in_vain`).
         """
         beside = task is not None and task.is_full_size and all(of.task.is_full_size for of in self._under_way)
         full = len(self._under_way) >= (self._groups if beside else 1)
@@ -170,7 +170,10 @@ class BubbleDevices:
         return bool(self._under_way)
 
     def _in_vain(self, heat: HeatName) -> bool:
-        """Return whether training must be given up: the time budget is used up, and no guest can train a last epoch."""
+        """Return whether training must be given up, because the heat's time is spent and no guest is there.
+
+        Hosts have `ARRIVAL_S` to arrive in any case. If a guest is there, it still trains one epoch of each piece.
+        """
         had_time = time.monotonic() - self._opened > ARRIVAL_S
         return not self._visitors and had_time and self._run.out_of_time(heat)
 

@@ -68,7 +68,7 @@ class GuestProcess:
             env=environment,
             start_new_session=True,  # so that Ctrl-C reaches only the host
         )
-        with contextlib.suppress(OSError):  # the guest has ended already
+        with contextlib.suppress(OSError):  # the system refuses SCHED_IDLE, or the guest has ended
             os.sched_setscheduler(self._popen.pid, os.SCHED_IDLE, os.sched_param(0))
 
     def open(self, seconds: float) -> None:
@@ -82,7 +82,10 @@ class GuestProcess:
             self._signal(signal.SIGSTOP)
 
     def tie(self, patience_s: float) -> None:
-        """Wait until the guest has arranged to end when this process ends, then keep it from running until `open`."""
+        """Wait until the guest is sure to end with this process, then let it train only in bubbles.
+
+        Wait at most `patience_s`. A guest that is not tied by then is not stopped, because it could stay stopped forever.
+        """
         until = time.monotonic() + patience_s
         while not self.page.tied and self.over is None and time.monotonic() < until:
             time.sleep(1e-3)

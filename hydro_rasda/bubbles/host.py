@@ -146,7 +146,7 @@ class Guest:
         return float("inf") if free is None else free
 
     def begin_step(self) -> None:
-        """Measure the host's last step, as its next one begins; end or restart the guest process if needed."""
+        """Measure the host's previous step, and count the new one; end or restart the guest process if needed."""
         now = time.monotonic()
         if self.steps > 1 and not self.paused:  # not the first step, which sets the pipeline up
             self._guard.saw(now - self._began)

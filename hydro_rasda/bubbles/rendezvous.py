@@ -97,7 +97,7 @@ def _answers(source: Path) -> bool:
 
 
 def connect(source: Path) -> Connection:
-    """Connect a guest to the sweep whose address is in the folder `source`.
+    """Connect to the sweep whose address is in the folder `source`.
 
     Raises OSError if there is no sweep, `Silent` if it does not answer, and ValueError or KeyError if its file is
     damaged.

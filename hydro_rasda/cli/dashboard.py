@@ -167,7 +167,7 @@ PATIENCE_SECONDS = 20.0
 
 
 def serve(folder: str | Path, host: str = "127.0.0.1", port: int = 8470, as_json: bool = False) -> None:
-    """Show the runs of a folder in browsers until Ctrl-C, and print the address, which holds the token to read them.
+    """Show the runs of a folder in browsers until Ctrl-C, and print the address, with the token that readers need.
 
     Args:
         folder: A `storage_path` of `tune`, or the folder of a run; it need not exist yet.

@@ -106,7 +106,7 @@ def _basis(run: PastRun, scenario: Scenario) -> list[str]:
 
 
 def _reasons(forecasts: Sequence[Forecast]) -> list[str]:
-    """Say why each rule is slower than the fastest, and explain the columns of the table of forecasts."""
+    """Say why rules take at least 1 % longer than the fastest rule, and explain columns of the table of forecasts."""
     rules = [each for each in forecasts if each.rule != TUNE]
     best, *slower = rules
     lines = []

@@ -29,6 +29,8 @@ def secret(value: str) -> str:
     """Mark a constant of the space as a secret, such as `"hf_token": secret(os.environ["HF_TOKEN"])`.
 
     `model_fn` and the other functions get the text. A run's folder, messages and loggers have "(hidden)" in its place.
+    However, a secret of fewer than 6 characters stays in the text of errors and messages, because it could be part of
+    any word.
 
     Args:
         value: A string of at least one character. The space may have it at its top level, or in nested dicts.
@@ -82,7 +84,7 @@ def restore(config: Mapping[str, Any], places: Collection[Place], space: Mapping
 
 
 def put(config: Mapping[str, Any], values: Mapping[Place, Any]) -> dict[str, Any]:
-    """Return a copy of `config` in which places have the new `values`. Places that `config` lacks are ignored."""
+    """Return a copy of `config` with the new `values` at their places. Places that `config` lacks are ignored."""
     copied = dict(config)
     for (name, *rest), value in values.items():
         if name in copied:

@@ -67,7 +67,10 @@ class IndexedBatches:
 
 
 def least(batch_size: int, epoch: int | None) -> int:
-    """Return the fewest examples of a batch that a rank may get: 2 in training, for BatchNorm's statistics, else 1."""
+    """Return the fewest examples of a batch that a rank may get: 2 in training, which BatchNorm needs, else 1.
+
+    With a `batch_size` of 1, it is 1 in training, too.
+    """
     return 2 if epoch is not None and batch_size > 1 else 1
 
 
@@ -112,7 +115,11 @@ MOST_EXAMPLES = 10**9
 
 
 def length_of(data: Any, argument: str) -> int:
-    """Return the number of examples; raise ValueError, which names `argument`, if `len()` fails, is 0 or too large."""
+    """Return the number of examples of `data`; an error names `argument`.
+
+    Raises:
+        ValueError: If `len()` fails, is 0, or is above `MOST_EXAMPLES`.
+    """
     try:
         length = len(data)
     except Exception as error:

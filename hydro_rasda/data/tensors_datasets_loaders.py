@@ -190,7 +190,7 @@ def _collated_objects(examples: Sequence[Any], *, collate_fn_map: dict[Any, Any]
 
 
 class LoaderBatches:
-    """The batches of the loaders that a user's function makes, one loader for each batch size."""
+    """The batches of loaders. A user's function of the batch size makes a new loader for each epoch."""
 
     def __init__(
         self, make_loader: Callable[[int], Iterable[Batch]], argument: str, device: torch.device, seed: int

@@ -56,7 +56,8 @@ class DryRun(Findings):
         pretrained: True if initial weights do not depend on the seed. Then no surrogate was tried, because it would
             keep only a random part of the pretrained weights. Always False with `sweep.surrogate=1`.
         narrowed: The widths of the surrogate; None if no surrogate was tried.
-        metrics: Metrics of the same full-size model on the first batches of both data sets, by name.
+        metrics: Metrics of the same full-size model by name. Those of the objective are of the first batch of each data
+            set, and those of `metrics` are of the whole validation set.
     """
 
     parameters: dict[str, str]
@@ -114,7 +115,10 @@ def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> D
 
 
 def survey_data(problem: Problem, trial: Trial, found: DryRun) -> None:
-    """Read the data once, to find batches on which a trial's model fails, after a dry run (`found`) without it."""
+    """Read the data once, to find batches on which a trial's model fails.
+
+    `found` has the findings of a dry run that did not do this (`survey=False`).
+    """
     if problem.is_own("sweep"):
         return
     problem = replace(problem, copied=found.copied)
@@ -197,7 +201,7 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
 def _first_step(problem: Problem, trial: Trial, model: nn.Module, batch: Batch) -> tuple[Mapping[str, Tensor], float]:
     """Train a model for one step; return its metrics, and the bytes that training takes.
 
-    Raise Misfit if the step changes the shapes of its buffers so that a new model cannot load its state.
+    Raise Misfit if the step changes shapes of the model's buffers so that a new model cannot load its state.
     """
 
     def shapes() -> dict[str, torch.Size]:
@@ -298,7 +302,7 @@ def _is_pretrained(target: nn.Module, from_another_seed: nn.Module) -> bool:
 
 
 def _try_optimizer(problem: Problem, trial: Trial, target: nn.Module) -> None:
-    """Make the trial's optimizer to see if it works. Raise Misfit if a key of a model part, or the optimizer, fails."""
+    """Make the trial's optimizer once. Raise Misfit if that fails, for example because of a key for a model part."""
     try:
         problem.note_roles(target, trial)
         optimizer(target, by_parameter(trial.config, roles_of(target)))

@@ -145,7 +145,10 @@ class Request:
 
     @property
     def functions(self) -> dict[str, Callable[..., Any]]:
-        """The user's functions by argument name, for the run's identity; by default, cross-entropy is one of them."""
+        """The user's functions by argument name, for the run's identity.
+
+        If the library needs a `loss_fn` and the user gave none, it is cross-entropy.
+        """
         loss_fn = None if self.sweeps else self.loss_fn or F.cross_entropy
         measures = {"loss_fn": loss_fn} if self.objective is None else {"objective": self.objective}
         given: dict[str, Any] = {"model_fn": self.model_fn, **measures, "metrics": self.metrics, "train": self.train}
@@ -154,7 +157,7 @@ class Request:
     def searcher(self) -> Searcher | None:
         """Return the searcher that the user asked for, prepared for the space; None for random search.
 
-        The user's object stays unchanged, because this is a copy of it, so that it can serve further runs.
+        If the user gave a searcher object, return a prepared copy, so that the object can serve further runs.
         """
         asked = self.settings.sweep.searcher
         if isinstance(asked, str):

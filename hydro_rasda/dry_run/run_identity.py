@@ -104,7 +104,7 @@ class Identity:
 
 
 def _short(found: Content) -> dict[str, str]:
-    """Map the path of each piece of a function's code to a short digest; the outermost pieces come first."""
+    """Map the path of each piece of a function (see `Content`) to a short digest; the outermost pieces come first."""
     outermost = sorted(found, key=lambda path: (path.count("/"), path))
     return {path: hashlib.sha256(found[path].encode()).hexdigest()[:8] for path in outermost}
 

@@ -38,7 +38,7 @@ def check_options(called: str, options: Mapping[str, object]) -> None:
             raise TypeError(f"{called}() got an unexpected keyword argument {name!r}")
 
 
-def unaveraged(race: RaceConfig) -> RaceConfig:
+def without_default_ema(race: RaceConfig) -> RaceConfig:
     """Set `ema` to 0 unless the user changed its default, because the loops of other libraries average no weights."""
     return replace(race, ema=0.0) if race.ema == RaceConfig.ema else race
 

@@ -30,7 +30,10 @@ class _Ratios:
         self._sum = 0.0
 
     def add(self, name: str, ratio: float) -> None:
-        """Record for job `name` the ratio of its measured to its given value, in place of the job's earlier ratio."""
+        """Record the ratio of the measured to the given value of the job `name`.
+
+        In `mean`, it replaces the job's earlier ratio. `highest` never falls.
+        """
         self.highest = max(ratio, self.highest or 0.0)
         self._sum += ratio - self._of.get(name, 0.0)
         self._of[name] = ratio
@@ -62,7 +65,10 @@ class Estimates:
         return {**self._before, **{key: ratio for key, ratio in own.items() if ratio is not None}}
 
     def learn(self, task: Task, measured: Estimate) -> None:
-        """Correct the estimates by the measured needs of a job, which replace earlier measurements of the same job."""
+        """Correct the estimates by the measured needs of a job.
+
+        In a mean over jobs, they replace earlier measurements of the same job. The highest ratio of a kind never falls.
+        """
         for name in _FIELDS:
             value = getattr(measured, name)
             if value is not None:

@@ -105,7 +105,7 @@ def _mig(library: Any, index: int, gpu: Any) -> list[Gpu] | None:
 
 
 def _numbered(words: Sequence[str], machine: Sequence[_Found | None]) -> list[Gpu]:
-    """Return the GPUs whose numbers are `words`, up to the first number without a GPU; none if a number comes twice."""
+    """Return the GPUs whose numbers are `words`, up to the first number without a GPU; [] if a number comes twice."""
     taken: list[int] = []
     for word in words:
         digits = re.match(r"\d+", word)

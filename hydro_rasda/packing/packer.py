@@ -103,7 +103,10 @@ class Packer:
                 most.stop()
 
     def _share_out(self, device: Device) -> None:
-        """Divide the rest of a GPU's used memory, by their estimates, among jobs whose memory is not reported."""
+        """Divide the rest of a GPU's used memory among the jobs whose own memory is not reported.
+
+        Each of these jobs gets a part in proportion to its estimate.
+        """
         there = self._on(device)
         untold = [process for process in there if process.untold]
         if not untold:
@@ -144,7 +147,10 @@ class Packer:
         return record.alone or job.memory > max((device.memory for device in self.devices.values()), default=0.0)
 
     def _room(self, device: Device) -> Room:
-        """Return the memory and compute free on a device: none if a job on it has unknown needs or must run alone."""
+        """Return the free memory and compute of a device.
+
+        Nothing is free if a job on it has unknown needs or must run alone.
+        """
         there = []
         for process in self._on(device):
             job, record = self._expected(process.task.name), self._grid.records[process.task.name]

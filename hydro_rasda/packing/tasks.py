@@ -98,7 +98,7 @@ ROOM = 64 * 1024
 
 
 def _check_words(words: Sequence[str]) -> None:
-    """Raise ValueError for a command, the list `words`, that cannot start: an argument is no text, or is too long."""
+    """Raise ValueError if the command `words` cannot start: an argument is no text, or arguments are too long."""
     require(words[0] != "", "run", words, "a program and its arguments, not one without a name")
     size = 0
     for i, word in enumerate(words):

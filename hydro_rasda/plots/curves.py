@@ -191,7 +191,10 @@ _BAND = "92, 140, 196"
 
 
 def _fallen(curves: Sequence[_Curve], heat: HeatName) -> list[dict[str, Any]]:
-    """Make a trace for each epoch at which trials stopped, with their curves; later epochs have stronger colors."""
+    """Make one trace for all trials that stopped at the same epoch, and one for those that diverged or failed.
+
+    Traces of later epochs have stronger colors.
+    """
     bad = [curve for curve in curves if curve.trial.status in ("diverged", "failed")]
     fates: dict[int, list[_Curve]] = {}
     for curve in curves:

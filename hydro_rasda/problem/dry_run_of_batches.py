@@ -312,9 +312,10 @@ def _doubled(batch: Batch) -> Batch:
 
 
 def _grows(one: float, two: float, four: float) -> bool:
-    """Return whether a value of `one`, two and four copies of a batch grows as a sum plus a constant, or as a norm.
+    """Return whether a value grows with the batch as a sum plus a constant does, or as a norm does.
 
-    A norm grows by the same factor with each doubling.
+    `one`, `two` and `four` are the values for that many copies of a batch. A norm grows by the same factor with each
+    doubling.
     """
     added, then, factor = two - one, four - two, two / one
     if abs(added) < GROWTH * abs(one):
@@ -326,7 +327,7 @@ def measure_whole(problem: Problem, trial: Trial, model: nn.Module, known: Mappi
     """Return the values of the user's function `metrics` for one untrained model on the whole validation set.
 
     With folds, all folds are evaluated, because one may lack a class that `metrics` needs. The values of the first fold
-    are returned. Raise ValueError if a name is in `known`, the objective's own metrics.
+    are returned. Raise ValueError if one of their names is in `known`, the objective's own metrics.
     """
     if problem.metrics is None:
         return {}

@@ -296,9 +296,9 @@ class Problem(Findings):
         return known is not None and known == theirs and not read
 
     def _planned(self, config: Mapping[str, Any]) -> SurrogatePlan | None:
-        """Return the plan for the surrogates of all configurations that agree with `config` in the keys that are read.
+        """Return the plan for the surrogate of a configuration; None if no plan is possible.
 
-        Return None if no plan is possible.
+        It is the plan for all configurations that agree with `config` in the keys that `model_fn` reads.
         """
         width = self.settings.sweep.surrogate
         if (known := self.plans.known_for(width, config)) is not None:

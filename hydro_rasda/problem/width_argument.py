@@ -154,6 +154,6 @@ class Plans:
             self.by_reads[width_ratio, reads] = plan
 
     def known_for(self, width_ratio: float, config: Mapping[str, Any]) -> tuple[float, Reads] | None:
-        """Return the key of `by_reads` under which there is a plan for a configuration; None without a plan."""
+        """Return the key of `by_reads` that applies to a configuration; None if there is no such key yet."""
         own = all_of(config)
         return next((key for key in self.by_reads if key[0] == width_ratio and key[1] <= own), None)

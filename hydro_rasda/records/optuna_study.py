@@ -66,7 +66,7 @@ def make_study(record: RunRecord) -> Study:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Within the context, silence Optuna's log: the library makes a study for which the user did not ask."""
+    """Within the context, silence Optuna's log, such as the message that a study was created."""
     logger = logging.getLogger("optuna")
     level = logger.level
     logger.setLevel(logging.WARNING)

@@ -157,11 +157,11 @@ def _averaged(history: History, trial: TrialRecord) -> bool | None:
     """Tell whether the kept weights are averages over steps; None if the user's `train` function made them."""
     if not trial.epochs or history.own_loop:
         return None
-    return averages(history.settings, trial.config) and averages_count(history.settings, trial)
+    return averages(history.settings, trial.config) and keeps_averages(history.settings, trial)
 
 
-def averages_count(settings: TuneConfig, trial: TrialRecord) -> bool:
-    """Tell whether averages count: whether the kept epoch's weights are averages, if full-size training makes any."""
+def keeps_averages(settings: TuneConfig, trial: TrialRecord) -> bool:
+    """Tell whether the kept epoch's weights are averages, given that full-size training averages weights."""
     after = trial.kept_epoch > swept_epochs(trial, settings.sweep.surrogate)
     return after and not averages_lost(trial.history, trial.kept_epoch, settings.metric)
 

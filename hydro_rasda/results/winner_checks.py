@@ -136,9 +136,8 @@ def undecided_line(result: TuneResult) -> list[str]:
 def _error_of_difference(result: TuneResult, problem: Problem, second: int, name: str) -> tuple[int, float]:
     """Return the number of validation examples, and the standard error of the difference between two models' scores.
 
-    The models are those of the winner and of the trial `second`. Their scores are means of the metric `name`.
-
-    The error is NaN if there are too few or too many examples.
+    The models are those of the winner and of the trial `second`. Their scores are means of the metric `name`. The error
+    is NaN if there are too few or too many examples.
     """
     data = problem.val_data
     length = data._length if isinstance(data, IndexedBatches) else 0

@@ -77,7 +77,10 @@ UNSPLIT: Mapping[str, tuple[Callable[[object], bool], str]] = {
 
 
 def check_unsplit(name: str, key: str, value: object, shown: object = None) -> None:
-    """Raise ValueError if `race.strategy="fsdp"` forbids `value` for `key`; it shows `name`, and `shown` if given."""
+    """Raise ValueError if `race.strategy="fsdp"` forbids `value` for `key`.
+
+    The error calls the value `name`. If `shown` is given, the error shows it in place of `value`.
+    """
     if key in UNSPLIT:
         holds, rule = UNSPLIT[key]
         require(holds(value), name, value if shown is None else shown, rule)

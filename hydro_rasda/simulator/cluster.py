@@ -161,7 +161,7 @@ class Slots:
             self._move(node, workers)
 
     def spread(self, allocation: Allocation) -> Spread:
-        """Return how an allocation is spread over nodes, and their speed, in the form that the cost model needs."""
+        """Return what the cost model needs of an allocation: its workers, its nodes, and the slowest node's speed."""
         slowest = min(map(self._speed.__getitem__, allocation))
         return Spread(sum(allocation.values()), len(allocation), slowest)
 

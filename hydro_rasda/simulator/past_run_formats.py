@@ -178,10 +178,14 @@ def read_experiment(folder: Path, metric: str | None, mode: Mode | None) -> Past
     """Read the reports of all trials of a Ray Tune experiment.
 
     An epoch is a `training_iteration`. Its seconds are the reported `epoch_seconds`, or else Tune's `time_this_iter_s`.
-    For the first epoch after a start, Tune's time includes the start, so it is ignored. If no other times are known in
-    the whole experiment, these times count, too. The workers of an epoch are the reported `workers` of elastic trials,
-    or else 1. The seconds of a restart are the time between two reports with different numbers of workers, without the
-    seconds of the epoch."""
+    For the first epoch after a start, Tune's time includes the start, so the seconds of this epoch are unknown (NaN).
+    Such times count only if no report of any trial has a time without a start. The workers of an epoch are the reported
+    `workers` of elastic trials, or else 1.
+
+    A restart lies between the reports of two consecutive epochs with different numbers of workers. Its seconds are the
+    time between the reports without the seconds of the epoch. It counts only if both reports have timestamps, and if
+    any report has a time without a start.
+    """
     reports = {trial.name: list(_reports(trial)) for trial in sorted(_trial_folders(folder))}
     reported = {name for lines in reports.values() for line in lines for name in line if is_metric(line[name])}
     names = sorted(name for name in reported - _TUNES if not name.startswith(("config", "perf/")))

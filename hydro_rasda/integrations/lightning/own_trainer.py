@@ -66,7 +66,8 @@ def by_own_trainer(
         "metric": _name(monitor),
         "max_t": epochs,
         "sweep": sweep,
-        # A trial trains in one process, because `Trainer` starts its own ranks.
+        # A trial trains in one process: `Trainer` starts ranks by itself, and cannot use those of a trial with several
+        # workers.
         "race": replace(race, max_workers=1),
     }
 

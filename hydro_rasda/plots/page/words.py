@@ -75,7 +75,7 @@ def configuration(record: RunRecord) -> Facts:
 def row(record: RunRecord, idle: float) -> list[str]:
     """Return the cells of a run in the list of runs: state, best score, metric, progress, trials, failed trials, time.
 
-    A phone shows only the first cells. `idle` is the time since the last line of the run's journal, in seconds.
+    A phone shows only the first cells. `idle` is the number of seconds since the run last wrote to its journal.
     """
     score, heat = best_score(record)
     best = "" if heat is None else show(score, 4) + f" ({heat})" * (heat != "race")
@@ -119,7 +119,7 @@ def failures(record: RunRecord) -> list[tuple[str, str, str]]:
 
 
 def environment(asked: Mapping[str, Any], units: Mapping[str, Any]) -> Facts:
-    """Say on which machine, with which versions, and for which data and model the run was made.
+    """Say on which machine and devices, with which versions, and for which data and model the run was made.
 
     `asked` is the content of its `run.json`, and `units` are those of its journal.
     """
@@ -143,7 +143,10 @@ def _words(value: Any) -> str:
 
 
 def call_of(asked: Mapping[str, Any]) -> str:
-    """Write the call of `tune` that `run.json` records (`asked`) as Python; functions and the like become names."""
+    """Write as Python the call of `tune` that `run.json` (`asked`) records.
+
+    Values that JSON cannot hold, such as functions, become names.
+    """
     digests = asked["digests"]
     own, sweep, race = recorded(asked)
     # Write metric and mode as the user gave them, which may be lists.
