@@ -97,7 +97,7 @@ ARRIVAL_S = 60.0
 
 @dataclass(frozen=True, eq=False)
 class _GuestTask:
-    """A piece, the task of one guest: it trains some or all members of `work`, from their last epoch to its end."""
+    """A piece: the task of one guest, to train some or all members of `work` from their last epoch to its end."""
 
     work: GroupWork | TargetWork
     task: Task

@@ -84,7 +84,7 @@ class GuestProcess:
     def tie(self, patience_s: float) -> None:
         """Wait until the guest is sure to end with this process, then let it train only in bubbles.
 
-        Wait at most `patience_s`. A guest that is not tied by then is not stopped, because it could stay stopped forever.
+        Wait at most `patience_s`. If the guest is not sure to end by then, it is not stopped (see `SharedPage.tied`).
         """
         until = time.monotonic() + patience_s
         while not self.page.tied and self.over is None and time.monotonic() < until:

@@ -66,8 +66,8 @@ def by_own_trainer(
         "metric": _name(monitor),
         "max_t": epochs,
         "sweep": sweep,
-        # A trial trains in one process: `Trainer` starts ranks by itself, and cannot use those of a trial with several
-        # workers.
+        # Limit the race to one process per trial: a `Trainer` starts ranks by itself, and cannot use those of a trial
+        # with several workers.
         "race": replace(race, max_workers=1),
     }
 
