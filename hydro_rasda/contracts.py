@@ -131,7 +131,7 @@ class Task:
 
     @property
     def number(self) -> int:
-        """The trial of a task with a single trial."""
+        """The number of the trial, for a task with a single trial."""
         (number,) = self.members
         return number
 

@@ -84,7 +84,7 @@ class TrialLogger:
         return math.inf
 
     def open(self, trial: Logged) -> None:
-        """Prepare a trial that is about to be logged or closed. A closed trial that continues is opened again."""
+        """Prepare to log a trial, before its first `log` or `close`. A closed trial that continues is opened again."""
 
     def log(self, trial: Logged, heat: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
         """Log an epoch of a trial in the heat "sweep", "middle" or "race".
@@ -393,7 +393,7 @@ def tag_of(name: str) -> str:
 
 
 def scalars(values: Mapping[str, float]) -> Any:
-    """Return a `Summary` of values by name."""
+    """Return TensorBoard's `Summary` message for the values of metrics by name."""
     from tensorboardX.proto.summary_pb2 import Summary
 
     return Summary(value=[Summary.Value(tag=tag_of(name), simple_value=value) for name, value in values.items()])

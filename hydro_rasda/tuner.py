@@ -246,7 +246,7 @@ def _check_run(resume: str, name: str | None, progress: object, callbacks: Seque
 
 @contextlib.contextmanager
 def _never_ending_well() -> Iterator[None]:
-    """Turn a `sys.exit(0)` in user code into an error: otherwise the script would end as if it had succeeded."""
+    """Within the context, turn a `sys.exit(0)` in user code into an error: else the script would seem to succeed."""
     try:
         yield
     except SystemExit as end:
@@ -362,7 +362,10 @@ def _announce(run: Run, ready: Ready) -> None:
 
 
 def _recall(search: Search, run: Run) -> None:
-    """Let the search recall the run's recorded configurations; print a message if there are fewer than asked for."""
+    """Let a random search take over the configurations that a resumed run has recorded.
+
+    Print a message if it has fewer configurations than the user asked for. Searchers are left as they are.
+    """
     if isinstance(search, RandomSearch):
         search.recall(run)
         if search.planned < run.settings.num_samples:
@@ -382,7 +385,7 @@ def _enough(run: Run) -> Callable[[int], bool]:
 
 @contextlib.contextmanager
 def _end_told(run: Run) -> Iterator[None]:
-    """Notify callbacks of an error that ends the run. After Ctrl-C, add to the error how to resume."""
+    """Within the context, notify callbacks of an error that ends the run. After Ctrl-C, add to it how to resume."""
     try:
         yield
     except BaseException as error:

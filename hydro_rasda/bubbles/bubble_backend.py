@@ -97,7 +97,7 @@ ARRIVAL_S = 60.0
 
 @dataclass(frozen=True, eq=False)
 class _GuestTask:
-    """A task for one guest, called a piece: a part of `work`, or all of it, from its present state to its end."""
+    """A piece: the task of one guest, to train some or all members of `work` from their last epoch to its end."""
 
     work: GroupWork | TargetWork
     task: Task
@@ -112,7 +112,7 @@ class _UnderWay:
     began: float
 
     def finished(self) -> Finished | None:
-        """Return the task with its outcome, for the trials that began; None if the time was over before any began."""
+        """Return the task and its outcome, cut down to the trials that began; None if no trial began in time."""
         task, outcome = self.task, joined(work.outcome for work in self.works)
         begun = [number for number in task.members if number in outcome.history]
         if not begun:
@@ -160,7 +160,7 @@ class BubbleDevices:
         """Return the number of the only device if a task can start; otherwise an empty list.
 
         A full-size model can start beside other full-size models while cores are free. Any other task starts only if
-        nothing is in training. No task can start if the time is over and no guest is there.
+        nothing is in training. No task can start if its training would be given up (see `_in_vain`).
         """
         beside = task is not None and task.is_full_size and all(of.task.is_full_size for of in self._under_way)
         full = len(self._under_way) >= (self._groups if beside else 1)
@@ -170,12 +170,15 @@ class BubbleDevices:
         return bool(self._under_way)
 
     def _in_vain(self, heat: HeatName) -> bool:
-        """Return whether training must be given up: time is over, and no guest is there to train a last epoch."""
+        """Return whether training must be given up, because the heat's time is spent and no guest is there.
+
+        Hosts have `ARRIVAL_S` to arrive in any case. If a guest is there, it still trains one epoch of each piece.
+        """
         had_time = time.monotonic() - self._opened > ARRIVAL_S
         return not self._visitors and had_time and self._run.out_of_time(heat)
 
     def speed(self, device: int, kind: str) -> None:
-        """Return None, because there is no other device to compare with."""
+        """Return None: no speed is measured, because there is no other device to compare with."""
 
     def machine(self, device: int) -> str:
         return self._device.machine
@@ -186,7 +189,7 @@ class BubbleDevices:
     def plan(
         self, device: int, kinds: Mapping[str, Sequence[Trial]], width: float | None = None
     ) -> Mapping[str, Widths]:
-        """Measure widths on the tuner's machine, because the speed of guests, which are stopped, cannot be measured."""
+        """Measure widths of fused groups on the tuner's machine: guests are often stopped, which hides their speed."""
         return self._device.plan(kinds, self._run.seconds_left("sweep"), width)
 
     def start(self, device: int, task: Task) -> None:
@@ -226,7 +229,7 @@ class BubbleDevices:
         self._waiting.extend(_GuestTask(work, task) for task in tasks)
 
     def _go_on(self) -> None:
-        """Hand out waiting pieces and handle the messages of guests; wait for a message for at most `LOOK_S`."""
+        """Hand waiting pieces to idle guests, and handle guests' messages; wait at most `LOOK_S` for a message."""
         self._hand_out()
         if not self._visitors and not self._told:
             self._run.say(f"waiting for hosts: none has come to {self._source} yet, or all have left")
@@ -261,7 +264,7 @@ class BubbleDevices:
             connection.send_bytes(cloudpickle.dumps(words))
 
     def _listen(self, connection: Connection) -> None:
-        """Queue the messages of one guest, in a thread of its own, because a guest may be stopped during a message."""
+        """Queue the messages of one guest, in a separate thread, because a guest may be stopped within a message."""
         self._met.add(connection)
         if self._closed:  # the guest came while the sweep ended
             hang_up(connection)

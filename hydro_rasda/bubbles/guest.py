@@ -49,7 +49,7 @@ def begin(handle: int, host: int, source: str, device: str, preempt: bool, name:
 
 
 def _more(connection: Connection, page: SharedPage) -> bool:
-    """Wait for the sweep's next message, and return True; return False if the host asks the guest to leave."""
+    """Wait until the sweep sends a message, and return True; return False if the host asks the guest to leave."""
     page.working = False
     while not page.leaving:
         if connection.poll(LOOK_S):
@@ -59,7 +59,7 @@ def _more(connection: Connection, page: SharedPage) -> bool:
 
 
 def _end_with(connection: Connection) -> None:
-    """End this process as soon as the sweep hangs up, because nobody waits for its training any more."""
+    """Wait until the sweep hangs up, then end this process, because nobody needs its training any more."""
     hung_up = select.poll()
     hung_up.register(connection.fileno(), select.POLLRDHUP)
     hung_up.poll()

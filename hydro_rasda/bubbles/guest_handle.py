@@ -68,7 +68,7 @@ class GuestProcess:
             env=environment,
             start_new_session=True,  # so that Ctrl-C reaches only the host
         )
-        with contextlib.suppress(OSError):  # the guest has ended already
+        with contextlib.suppress(OSError):  # the system refuses SCHED_IDLE, or the guest has ended
             os.sched_setscheduler(self._popen.pid, os.SCHED_IDLE, os.sched_param(0))
 
     def open(self, seconds: float) -> None:
@@ -82,7 +82,10 @@ class GuestProcess:
             self._signal(signal.SIGSTOP)
 
     def tie(self, patience_s: float) -> None:
-        """Wait until the guest is sure to end with this process, then stop it."""
+        """Wait until the guest is sure to end with this process, then let it train only in bubbles.
+
+        Wait at most `patience_s`. If the guest is not sure to end by then, it is not stopped (see `SharedPage.tied`).
+        """
         until = time.monotonic() + patience_s
         while not self.page.tied and self.over is None and time.monotonic() < until:
             time.sleep(1e-3)
@@ -111,7 +114,7 @@ class GuestProcess:
         return self._used
 
     def leave(self, patience_s: float) -> None:
-        """Let the guest finish its current epoch, hand over its training, and end; wait at most `patience_s`."""
+        """Let the guest finish its epoch, send its training to the tuner, and end; wait at most `patience_s`."""
         self.page.leaving = True
         self.open(patience_s)
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -61,7 +61,7 @@ class GuestTrainer(Trainer):
     """Trains one group or one full-size model at a time, in the guest's own process."""
 
     def train_piece(self, task: Task, given: Given, threads: int) -> Outcome:
-        """Train on as many threads as other backends use, because the last digits depend on the number of threads."""
+        """Train `task` in `threads` threads, as many as other backends use: the last digits depend on that number."""
         torch.set_num_threads(threads)
         (finished,) = self.train([task], given)
         return finished.outcome

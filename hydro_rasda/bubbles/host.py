@@ -146,7 +146,7 @@ class Guest:
         return float("inf") if free is None else free
 
     def begin_step(self) -> None:
-        """Note that a step of the host begins; end or restart the guest process if needed."""
+        """Measure the host's previous step, and count the new one; end or restart the guest process if needed."""
         now = time.monotonic()
         if self.steps > 1 and not self.paused:  # not the first step, which sets the pipeline up
             self._guard.saw(now - self._began)
@@ -182,7 +182,10 @@ class Guest:
             self._process = None
 
     def wait(self, position: object, plain: Callable[[], None]) -> None:
-        """Call `plain`, which waits, and let the guest run meanwhile. `position` identifies the wait within a step."""
+        """Call `plain`, the schedule's own wait, and let the guest run meanwhile.
+
+        `position` tells the waits of a step apart.
+        """
         process, expected = self._process, self._forecast.expects(position)
         lets_in = not self.paused and self._guard.lets_in and expected >= self._guard.least
         began = time.monotonic()
@@ -201,7 +204,7 @@ class Guest:
             self.open += seconds if lets_in else 0.0
 
     def leave(self, patience_s: float) -> None:
-        """Let the guest hand over its training, and end it."""
+        """Let the guest send its training to the tuner within `patience_s` seconds, then end the guest."""
         if self._process is not None and self._process.over is None:
             self._process.leave(patience_s)
         self._end()
@@ -213,7 +216,7 @@ _WAIT = "_wait_batch_p2p"
 
 @contextmanager
 def watched(schedule: Any, guest: Guest) -> Iterator[None]:
-    """Patch a schedule so that `guest` learns of its steps and runs during its waits."""
+    """Within the context, patch a schedule so that `guest` learns of its steps and runs during its waits."""
     known = callable(getattr(schedule, "step", None)) and hasattr(schedule, "_step_microbatches")
     require(known, "schedule", schedule, "one of torch.distributed.pipelining, such as Schedule1F1B")
     before = getattr(torch_schedules, _WAIT, None)

@@ -26,7 +26,7 @@ def _loss(metrics: Mapping[str, float], metric: str) -> float:
 
 
 class GroupWork:
-    """The training of a fused group from one milestone to the next; `outcome` is the outcome so far.
+    """A fused group's training from one milestone to the next; `outcome` has the results of the pieces so far.
 
     Trials that never began are not in the outcome's history. `saved` names the checkpoints of pieces, which can be
     deleted once the outcome is recorded.
@@ -43,7 +43,7 @@ class GroupWork:
         return self._left == 0
 
     def begin(self) -> Sequence[Task]:
-        """Return the tasks to train: the whole unit, or the rest of it if an earlier process trained a part."""
+        """Return the tasks that guests must train: the whole unit, or its rest if an earlier process trained a part."""
         self._left = 1
         key = self._key(self.task.members)
         if not self._run.can_load(key):
@@ -57,7 +57,7 @@ class GroupWork:
         return self.took(self.task, Outcome(so_far["parts"], history, so_far["failures"]), go_on=True)
 
     def took(self, task: Task, found: Outcome, go_on: bool) -> Sequence[Task]:
-        """Add the outcome of a guest's piece. Return tasks for the rest of the piece; none if `go_on` is False."""
+        """Add `found`, the outcome of a guest's piece `task`. Return tasks for its rest; none if `go_on` is False."""
         self._left -= 1
         whole = self.outcome
         for number, epochs in found.history.items():
@@ -96,7 +96,7 @@ class GroupWork:
         return f"{group_key(self.task.heat, self.task.span, members)}/so-far-of-{len(members)}"
 
     def died(self, task: Task, how: str, deaths: Deaths) -> Sequence[Task]:
-        """Return the tasks to train after a piece killed its guest: the piece again, its halves, or none."""
+        """Return the tasks to train after piece `task` killed its guest: the piece again, its halves, or none."""
         following = deaths.of(task, how)
         self._left -= 1
         if isinstance(following, list):

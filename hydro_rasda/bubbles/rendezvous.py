@@ -35,7 +35,7 @@ class Silent(OSError):
 
 
 class Rendezvous:
-    """Accept a sweep's guests. `come_in` is called with each guest's connection, in a thread of its own.
+    """Let guests connect to a sweep. `come_in` is called with each guest's connection, in a separate thread.
 
     Raises ValueError if another sweep uses the folder, and `Silent` if a program listens at its address but does not
     answer.
@@ -97,7 +97,7 @@ def _answers(source: Path) -> bool:
 
 
 def connect(source: Path) -> Connection:
-    """Connect to the sweep of a folder.
+    """Connect to the sweep whose address is in the folder `source`.
 
     Raises OSError if there is no sweep, `Silent` if it does not answer, and ValueError or KeyError if its file is
     damaged.
@@ -130,6 +130,6 @@ def _kept_alive(came: socket.socket) -> Connection:
 
 
 def hang_up(connection: Connection) -> None:
-    """Shut down a connection, so that a thread that waits on it wakes up."""
+    """Shut down a connection, so that a thread that waits for its messages wakes up."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
         end.shutdown(socket.SHUT_RDWR)

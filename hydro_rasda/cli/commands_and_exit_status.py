@@ -52,7 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _without_reader() -> int:
-    """Discard further output, because its reader, such as `head`, has left. So Python's last flush raises nothing."""
+    """Discard further output, because its reader (such as `head`) has left, and return the exit status for that.
+
+    Otherwise, Python's last flush would raise an error.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return NOTHING
 

@@ -60,7 +60,7 @@ class _Made:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """Keep the page for `_SHARE` times the seconds that the block takes."""
+        """Time the context, in which the page or a figure is made; keep the page for `_SHARE` times as long."""
         began = time.monotonic()
         yield
         now = time.monotonic()
@@ -110,7 +110,7 @@ class Runs:
             return self._read[name][1]
 
     def shown(self, *names: str) -> tuple[Stamp, ...]:
-        """Return the stamps of the page that `page` would return. They may be old: pages are kept for a while."""
+        """Return the journal stamps of what `page` would show. They may be old, because pages are kept for a while."""
         made = self._made.get(names)
         if made is not None and time.monotonic() < made.until:
             return made.stamps
@@ -118,11 +118,11 @@ class Runs:
         return tuple(stamps[name] for name in names)
 
     def page(self, *names: str) -> str:
-        """Return the page of one run, or of several side by side, without figures. It blocks no other page."""
+        """Return one run's page, or that of several side by side, without figures. Making it blocks no other page."""
         return self._page(names).html
 
     def figure(self, figure: str, *names: str) -> str | None:
-        """Return a figure of a page as JSON, drawn once; None if there is no such figure. It blocks no other figure."""
+        """Return a figure of a page as JSON, drawn once; None if there is none. Drawing it blocks no other figure."""
         made = self._page(names)
         drawing = None if made.page is None else made.page.drawings.get(figure)
         if drawing is None:
@@ -167,7 +167,7 @@ PATIENCE_SECONDS = 20.0
 
 
 def serve(folder: str | Path, host: str = "127.0.0.1", port: int = 8470, as_json: bool = False) -> None:
-    """Show the runs of a folder until Ctrl-C, and print the address. It holds a token, without which no one can read.
+    """Show the runs of a folder in browsers until Ctrl-C, and print the address, with the token that readers need.
 
     Args:
         folder: A `storage_path` of `tune`, or the folder of a run; it need not exist yet.
@@ -292,7 +292,7 @@ def make_app(folder: str | Path, token: str, host: str = "127.0.0.1", port: int 
 
 
 def _named(request: Request, runs: Runs) -> tuple[str, ...]:
-    """Return the names of the runs of a request, one or several; an empty tuple if one of them does not exist."""
+    """Return the names of the runs that a request asks for; an empty tuple if one of them does not exist."""
     one = request.path_params.get("name")
     names = tuple(dict.fromkeys(request.query_params.getlist("run"))) if one is None else (one,)
     return names if {*names} <= runs.stamps().keys() else ()
@@ -301,7 +301,7 @@ def _named(request: Request, runs: Runs) -> tuple[str, ...]:
 async def _guarded(
     token: str, cookie: str, request: Request, call_next: Callable[[Request], Awaitable[Response]]
 ) -> Response:
-    """Answer only requests that have the token in their address, or in the cookie that is set afterwards."""
+    """Answer only requests that have the token in their address, or in the cookie that the first answer sets."""
     from starlette.responses import RedirectResponse, Response
 
     given = request.query_params.get("token", "")
@@ -319,7 +319,7 @@ async def _guarded(
 
 
 async def _changes(request: Any, runs: Runs, names: Sequence[str]) -> AsyncIterator[str]:
-    """Yield a line at once, because the reader's page may be old, and another line whenever one of the runs changes.
+    """Yield an event at once, because the browser's page may be old, and another whenever one of the runs changes.
 
     `names` are the runs that count. If it is empty, all runs count.
     """

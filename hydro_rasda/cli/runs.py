@@ -54,7 +54,7 @@ def list_runs(folder: str, json: bool) -> None:
 
 
 def row_of(record: RunRecord) -> dict[str, Any]:
-    """Summarize a run in a few plain values."""
+    """Return a few plain values that summarize a run, for its row in the list of runs and for JSON."""
     score, heat = best_score(record)
     return {
         "name": record.path.name,
@@ -133,7 +133,7 @@ PAGE = "report.html"
 
 
 def write_report(path: str, out: str | None, as_json: bool) -> None:
-    """Write the page, and print its path."""
+    """Write a run as an HTML page, and print the path of the page."""
     from hydro_rasda.plots.page import write_page  # imported only here, because it imports NumPy
 
     record = read_record(path)

@@ -59,7 +59,7 @@ def _flag(name: str) -> str:
 
 
 def _hours(text: str | None) -> float | None:
-    """Parse hours: "4h", "90m" or "2d"."""
+    """Convert a duration such as "4h", "90m" or "2d" to hours; None stays None."""
     if text is None:
         return None
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([a-z]+)\s*", text)
@@ -70,7 +70,7 @@ def _hours(text: str | None) -> float | None:
 
 
 def _row(each: Forecast) -> dict[str, Any]:
-    """Return a forecast as plain values, with names for the parts of its GPU time."""
+    """Return a forecast as plain values for JSON, with a name for each part of its GPU time."""
     return asdict(each) | {"spending": each.spending._asdict()}
 
 
@@ -106,7 +106,7 @@ def _basis(run: PastRun, scenario: Scenario) -> list[str]:
 
 
 def _reasons(forecasts: Sequence[Forecast]) -> list[str]:
-    """Say why each rule is slower than the fastest, and explain the columns."""
+    """Say why rules take at least 1 % longer than the fastest rule, and explain columns of the table of forecasts."""
     rules = [each for each in forecasts if each.rule != TUNE]
     best, *slower = rules
     lines = []

@@ -53,7 +53,7 @@ def _loaded(path: str) -> TuneResult:
 
 
 def comment(record: RunRecord, trial: TrialRecord) -> str:
-    """Describe a trial's score in a line."""
+    """Describe a trial's score in one line, for the comment above its printed configuration."""
     if trial.epochs:
         told = f"{show(trial.metric, 6)} ({record.mode}) at full size, epoch {trial.kept_epoch} of {trial.epochs}"
     elif trial.sweep_epochs:
@@ -159,7 +159,7 @@ def sorted_by(rows: Sequence[TrialRow], name: str, reverse: bool) -> list[TrialR
 
 
 def column(option: str, name: str, columns: Sequence[str]) -> str:
-    """Return the full name of a column; `name` may leave out the prefix of a hyperparameter."""
+    """Return the column's full name: `name`, or "config/" before `name`. An error names the command's `option`."""
     found = name if name in columns else _PREFIX + name
     short = [each.removeprefix(_PREFIX) for each in columns]
     require(found in columns, option, name, f"one of {short}")

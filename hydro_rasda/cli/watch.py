@@ -94,9 +94,10 @@ def _values(record: RunRecord) -> dict[str, Any]:
 
 
 def _looks(folder: Path, clock: Clock, wait: bool, last: list[RunRecord]) -> Iterator[RunRecord | None]:
-    """Yield the record of the run at each look until the run is over; None before it begins.
+    """Yield the latest record of the run at each look; None before the run begins.
 
-    The list `last` always holds the latest record, if there is one.
+    The looks end when the run is over or, unless `wait` is True, when it is abandoned. The list `last` always
+    holds the latest record, if there is one.
     """
     record: RunRecord | None = None
     seen, follower = None, Follower(folder)

@@ -89,7 +89,7 @@ def check_text(name: str, value: object, optional: bool = False) -> None:
 def check_function(name: str, value: object, *counts: int, rule: str, or_class: bool = False) -> None:
     """Raise ValueError unless `value` can be called with one of the numbers of arguments `counts`.
 
-    If `or_class` is False, classes are refused, too.
+    The message says that it must be `rule`. If `or_class` is False, classes are refused, too.
     """
     holds = callable(value) and (or_class or not isinstance(value, type))
     try:

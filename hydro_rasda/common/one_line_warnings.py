@@ -54,7 +54,7 @@ class HeldBack:
 
     @contextlib.contextmanager
     def catching(self) -> Iterator[None]:
-        """Hold back the warnings within the context."""
+        """Within the context, collect warnings instead of printing them."""
         with warnings.catch_warnings(record=True) as caught:
             try:
                 yield
@@ -62,7 +62,7 @@ class HeldBack:
                 self._caught += caught
 
     def give(self) -> None:
-        """Give the warnings that were held back, subject to the user's filters."""
+        """Issue now the warnings that were held back, subject to the user's filters."""
         caught, self._caught = self._caught, []
         for one in caught:
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno, source=one.source)

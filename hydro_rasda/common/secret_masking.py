@@ -29,6 +29,8 @@ def secret(value: str) -> str:
     """Mark a constant of the space as a secret, such as `"hf_token": secret(os.environ["HF_TOKEN"])`.
 
     `model_fn` and the other functions get the text. A run's folder, messages and loggers have "(hidden)" in its place.
+    However, a secret of fewer than 6 characters stays in the text of errors and messages, because it could be part of
+    any word.
 
     Args:
         value: A string of at least one character. The space may have it at its top level, or in nested dicts.
@@ -44,7 +46,7 @@ def secret(value: str) -> str:
 
 
 def secrets_of(space: Mapping[str, Any]) -> frozenset[Place]:
-    """Return the places of a space's secrets."""
+    """Return the place of each secret in a space: the keys that lead to it."""
     return frozenset(_found(space, lambda value: isinstance(value, Secret)))
 
 
@@ -77,12 +79,12 @@ def hide(config: Mapping[str, Any], places: Collection[Place], by: Any = HIDDEN)
 
 
 def restore(config: Mapping[str, Any], places: Collection[Place], space: Mapping[str, Any]) -> dict[str, Any]:
-    """Undo `hide`: put the secrets at `places` back into a configuration. The space has their values."""
+    """Undo `hide`: put the secrets at `places` back into a configuration, with their values from `space`."""
     return put(config, {place: value_at(space, place) for place in places})
 
 
 def put(config: Mapping[str, Any], values: Mapping[Place, Any]) -> dict[str, Any]:
-    """Return a configuration with new values at the given places. Places that it lacks are ignored."""
+    """Return a copy of `config` with the new `values` at their places. Places that `config` lacks are ignored."""
     copied = dict(config)
     for (name, *rest), value in values.items():
         if name in copied:

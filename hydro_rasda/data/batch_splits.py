@@ -24,7 +24,7 @@ class IndexedBatches:
     _device: torch.device
 
     def _load(self, parts: Sequence[Rows], seed: int) -> Iterator[Batch]:
-        """Yield a batch for each of `parts`; `seed` is for the random numbers that a data set draws."""
+        """Yield a batch for each item of `parts`, the indices of its examples; `seed` seeds what a data set draws."""
         raise NotImplementedError
 
     def on(self, device: torch.device) -> IndexedBatches:
@@ -67,16 +67,19 @@ class IndexedBatches:
 
 
 def least(batch_size: int, epoch: int | None) -> int:
-    """Return the fewest examples that a rank may get: 2 in training, because BatchNorm needs statistics, else 1."""
+    """Return the fewest examples of a batch that a rank may get: 2 in training, which BatchNorm needs, else 1.
+
+    With a `batch_size` of 1, it is 1 in training, too.
+    """
     return 2 if epoch is not None and batch_size > 1 else 1
 
 
 def num_parts(batch: Batch, batch_size: int, parts: int) -> int:
-    """Return into how many micro-batches a training batch is split. A batch of `batch_size` examples has `parts`.
+    """Return into how many micro-batches a training batch is split: `parts` if it has `batch_size` examples.
 
     A smaller batch, such as the last one or a rank's share, may have fewer, so that no micro-batch has a single
     example, for which BatchNorm has no statistics. If micro-batches of a whole batch have single examples anyway, a
-    smaller batch has `parts`, too.
+    smaller batch is split into `parts`, too.
 
     >>> [num_parts(torch.zeros(examples), 8, 4) for examples in (8, 7, 5, 1)]
     [4, 3, 2, 1]
@@ -87,7 +90,7 @@ def num_parts(batch: Batch, batch_size: int, parts: int) -> int:
 
 
 def _chunks(order: Tensor, batch_size: int) -> list[Tensor]:
-    """Split an epoch into batches.
+    """Split `order`, the shuffled indices of an epoch's examples, into batches.
 
     The last batch may be smaller. A single remaining example joins the batch before it, because BatchNorm refuses a
     batch of one example.
@@ -112,7 +115,11 @@ MOST_EXAMPLES = 10**9
 
 
 def length_of(data: Any, argument: str) -> int:
-    """Return the number of examples; raise ValueError if `len()` fails, or returns 0 or too many."""
+    """Return the number of examples of `data`; an error names `argument`.
+
+    Raises:
+        ValueError: If `len()` fails, is 0, or is above `MOST_EXAMPLES`.
+    """
     try:
         length = len(data)
     except Exception as error:

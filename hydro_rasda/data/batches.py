@@ -94,7 +94,7 @@ class Batches(Protocol):
         ...
 
     def in_order(self, batch_size: int) -> Iterator[Batch]:
-        """Yield batches with each example once, for evaluation."""
+        """Yield batches with each example once, always in the same order, for evaluation."""
         ...
 
     def shares(self, batch_size: int, epoch: int | None, shard: Shard) -> Iterator[Share]:
@@ -190,7 +190,7 @@ def cut_off(batch: Batch) -> Batch:
 
 
 def outline(value: Any) -> str:
-    """Return shapes and types of the tensors in a value: "[(64, 3) float32, (64,) int64]"."""
+    """Return shapes and types of the tensors in a value, for messages: "[(64, 3) float32, (64,) int64]"."""
     leaves = [
         f"{tuple(v.shape)} {str(v.dtype).removeprefix('torch.')}" for v in tree_leaves(value) if isinstance(v, Tensor)
     ]

@@ -14,7 +14,8 @@ def can_be_pickled(thing: Any, *, tensors_of_gpus: bool = True) -> bool:
     """Return whether an object can be sent to another process; the check copies no tensors.
 
     Args:
-        tensors_of_gpus: True if the other process can use GPU tensors; False if it is a fork, which cannot use them.
+        tensors_of_gpus: True if the other process can use GPU tensors. False if it is a fork, which cannot: then a
+            thing that holds GPU tensors cannot be sent.
     """
 
     class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]

@@ -27,7 +27,7 @@ def unlike(batches: Batches, batch_size: int, argument: str) -> Iterator[tuple[s
     """Read data once, the last batch first, and yield unusual batches, on which a model may fail.
 
     A batch is unusual if it has a new structure, an infinite or NaN number, or a size or an integer outside the range
-    of the batches before it.
+    of the batches before it. Errors name `argument`, such as "train_data".
 
     Yields:
         The name of the batch in words, and the batch.
@@ -63,7 +63,7 @@ def unlike(batches: Batches, batch_size: int, argument: str) -> Iterator[tuple[s
 
 @contextmanager
 def naming_batch(argument: str, name: str, batch_size: int) -> Iterator[None]:
-    """Turn any error within the context into a ValueError that tells which data could not be read."""
+    """Turn any error within the context into a ValueError that says at which batch `argument` could not be read."""
     try:
         yield
     except (Exception, SystemExit) as error:

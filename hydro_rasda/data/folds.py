@@ -121,14 +121,14 @@ Some = TypeVar("Some", bound=Batches)
 
 
 def reseeded(batches: Some, seed: int) -> Some:
-    """Return a copy of the data that is shuffled by another seed."""
+    """Return a copy of the data that is shuffled by `seed`, not by the seed of the original."""
     other = copy.copy(batches)
     other._seed = seed  # type: ignore[attr-defined]
     return other
 
 
 def is_splitter(data: object) -> bool:
-    """Tell whether an argument is a splitter, or a splitter's class."""
+    """Tell whether `data` is a scikit-learn splitter, such as `KFold(5)`, or a splitter's class."""
     return all(callable(getattr(data, name, None)) for name in ("split", "get_n_splits"))
 
 
@@ -160,9 +160,9 @@ def make_folds(splitter: Any, data: Data, batches: Batches, seed: int) -> Folds:
 
 
 def _pairs(splitter: Any, data: Any, length: int) -> list[Any]:
-    """Return the splitter's pairs of indices; raise ValueError if the splitter fails.
+    """Return the splitter's pairs of index arrays (training, validation); raise ValueError if the splitter fails.
 
-    Examples are read only if the splitter fails without targets, and only the examples have targets.
+    Examples are read only if the splitter fails without targets, and the targets can be found nowhere else.
     """
     try:
         inputs, targets = _inputs_and_targets(data, length)
@@ -179,7 +179,7 @@ def _pairs(splitter: Any, data: Any, length: int) -> list[Any]:
 
 
 def _inputs_and_targets(data: Any, length: int) -> tuple[Any, Any]:
-    """Return arrays of inputs and targets, without reading examples.
+    """Return arrays of inputs and targets, which a splitter takes, without reading examples.
 
     Inputs are zeros if the data are not tensors. Targets are None if they are unknown.
     """

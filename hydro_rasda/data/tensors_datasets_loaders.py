@@ -190,7 +190,7 @@ def _collated_objects(examples: Sequence[Any], *, collate_fn_map: dict[Any, Any]
 
 
 class LoaderBatches:
-    """The batches of loaders that a function of the batch size makes."""
+    """The batches of loaders. A user's function of the batch size makes a new loader for each epoch."""
 
     def __init__(
         self, make_loader: Callable[[int], Iterable[Batch]], argument: str, device: torch.device, seed: int
@@ -276,7 +276,7 @@ def _length(loader: Iterable[Batch]) -> int | None:
 
 
 def _apart(make: Callable[[], Iterable[Batch]], seed: int) -> Iterator[Batch]:
-    """Make an iterable and read it. It draws from its own random numbers, not from those of the models."""
+    """Read the iterable that `make` returns, with random numbers from `seed`, so that those of models do not change."""
     stream = Stream(seed)
     with stream.drawn_from():
         batches = iter(make())
@@ -289,7 +289,7 @@ def _apart(make: Callable[[], Iterable[Batch]], seed: int) -> Iterator[Batch]:
 
 
 def _rows_of(batch: Batch, rows: slice, length: int) -> Batch:
-    """Return some examples of a batch; tensors that do not have a row for each example stay whole."""
+    """Return the examples `rows` of a batch of `length` examples; tensors without a row for each stay whole."""
 
     def take(leaf: Any) -> Any:
         return leaf[rows].contiguous() if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == length else leaf
@@ -300,10 +300,11 @@ def _rows_of(batch: Batch, rows: slice, length: int) -> Batch:
 def make_batches(
     data: Data, argument: str, device: torch.device, seed: int, loader_workers: int | None = None
 ) -> Batches:
-    """Wrap a user's data.
+    """Make `Batches` of a user's data, whichever of the three forms they have.
 
     Args:
         data: See `Data`. Tensors are moved to the device and stay there.
+        argument: The data's name in errors, such as "train_data".
         loader_workers: Processes that load batches of a Dataset ahead, as `num_workers` of a DataLoader; None for
             `default_workers`. Batches do not depend on it.
 
@@ -333,7 +334,7 @@ def make_batches(
 
 
 def _kind(data: object) -> str:
-    """Return the name of the data's class, with the classes of the items of a tuple or list."""
+    """Return the name of the data's class, with the classes of the items of a tuple or list, for an error."""
     name, parts = type(data).__name__, data if isinstance(data, (tuple, list)) else ()
     return f"{name} of {', '.join(dict.fromkeys(type(of).__name__ for of in parts))}" if parts else name
 

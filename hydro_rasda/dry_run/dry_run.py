@@ -56,7 +56,8 @@ class DryRun(Findings):
         pretrained: True if initial weights do not depend on the seed. Then no surrogate was tried, because it would
             keep only a random part of the pretrained weights. Always False with `sweep.surrogate=1`.
         narrowed: The widths of the surrogate; None if no surrogate was tried.
-        metrics: Metrics of that model on its first batches, by name.
+        metrics: Metrics of the same full-size model by name. Those of the objective are of the first batch of each data
+            set, and those of `metrics` are of the whole validation set.
     """
 
     parameters: dict[str, str]
@@ -114,7 +115,10 @@ def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> D
 
 
 def survey_data(problem: Problem, trial: Trial, found: DryRun) -> None:
-    """Read the data once for a trial, after a dry run without `survey`."""
+    """Read the data once, to find batches on which a trial's model fails.
+
+    `found` has the findings of a dry run that did not do this (`survey=False`).
+    """
     if problem.is_own("sweep"):
         return
     problem = replace(problem, copied=found.copied)
@@ -195,7 +199,10 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
 
 
 def _first_step(problem: Problem, trial: Trial, model: nn.Module, batch: Batch) -> tuple[Mapping[str, Tensor], float]:
-    """Train a model for one step; raise Misfit if its buffers change so that a new model cannot load its state."""
+    """Train a model for one step; return its metrics, and the bytes that training takes.
+
+    Raise Misfit if the step changes shapes of the model's buffers so that a new model cannot load its state.
+    """
 
     def shapes() -> dict[str, torch.Size]:
         return {name: value.shape for name, value in model.state_dict().items() if isinstance(value, Tensor)}
@@ -230,7 +237,7 @@ def _check_names(problem: Problem, found: Collection[str]) -> None:
 
 
 def _repeated(problem: Problem, target: nn.Module, batch: Batch) -> float:
-    """Return the seconds of another forward and backward pass, on one thread if the device is a CPU.
+    """Return the seconds of another forward and backward pass, which uses a single CPU thread if the device is a CPU.
 
     The first step on one thread includes set-up work. If it is quick, a second step is measured, and the faster counts.
     """
@@ -241,7 +248,7 @@ def _repeated(problem: Problem, target: nn.Module, batch: Batch) -> float:
 
 
 def _few(target: nn.Module, inputs: Any) -> Any:
-    """Return the first examples of a model's inputs, or all if it is unknown which rows belong to one example."""
+    """Return the first examples of the inputs of `target`, or all if it is unknown which rows belong to one example."""
     if not can_be_split(inputs):
         return inputs
     few = tree_map(lambda leaf: leaf[:EXAMPLES] if has_samples(leaf) else leaf, inputs)
@@ -272,14 +279,14 @@ def _first_batch(problem: Problem, trial: Trial) -> Batch:
 
 
 def _addresses(model: nn.Module) -> set[int]:
-    """Return the addresses of the model's tensors that training changes."""
+    """Return the memory addresses of the model's tensors that training changes, to find tensors that models share."""
     # Leave out frozen parameters: models may share them, because training does not write to them.
     tensors = (*(p for p in model.parameters() if p.requires_grad), *model.buffers())
     return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
 
 
 def _is_pretrained(target: nn.Module, from_another_seed: nn.Module) -> bool:
-    """Return whether more than `PRETRAINED_SHARE` of a model's weights are the same from another seed.
+    """Return whether more than `PRETRAINED_SHARE` of a model's weights are the same in a model from another seed.
 
     Parameters with at most two different values, such as constants and identities, are ignored.
     """
@@ -295,7 +302,7 @@ def _is_pretrained(target: nn.Module, from_another_seed: nn.Module) -> bool:
 
 
 def _try_optimizer(problem: Problem, trial: Trial, target: nn.Module) -> None:
-    """Make the trial's optimizer once. Raise Misfit for errors in keys of model parts or in optimizer functions."""
+    """Make the trial's optimizer once. Raise Misfit if that fails, for example because of a key for a model part."""
     try:
         problem.note_roles(target, trial)
         optimizer(target, by_parameter(trial.config, roles_of(target)))
@@ -307,7 +314,7 @@ def _try_optimizer(problem: Problem, trial: Trial, target: nn.Module) -> None:
 
 
 def _try_surrogate(problem: Problem, trial: Trial) -> WidthPlan | None:
-    """Build a surrogate, and return the plan of its widths; None if the sweep trains the full-size model."""
+    """Build the trial's surrogate, and return its `WidthPlan`; None if the sweep trains the full-size model."""
     try:
         narrow = problem.surrogate(trial, checked=True)
     except (Exception, SystemExit) as error:

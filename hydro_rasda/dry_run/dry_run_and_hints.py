@@ -191,7 +191,7 @@ def _warn_of_modes(settings: TuneConfig) -> None:
 
 
 def _has_word(name: str, words: re.Pattern[str]) -> bool:
-    """Return whether a metric's name, such as "val_f1_macro", "val_top5" or "val_macroF1", has one of these words."""
+    """Return whether a metric's name, such as "val_f1_macro", "val_top5" or "val_macroF1", has one of `words`."""
     parts = re.split(r"[^0-9A-Za-z]+", name)
     parts += [piece for part in parts for piece in re.findall(r"[A-Z]+[a-z0-9]*|[a-z0-9]+", part)]
     return any(words.fullmatch(text) for part in parts for text in (part.lower(), part.lower().rstrip("0123456789")))

@@ -135,7 +135,7 @@ def _scout(problem: Problem, trials: Sequence[Trial]) -> _Scouted:
 
 
 def _as_sent(found: DryRun) -> DryRun:
-    """Return findings as another process gets them. Raise if they cannot be sent: model inputs may have any type."""
+    """Return findings in the form that another process gets. Raise if a part, such as model inputs, cannot be sent."""
     sent = io.BytesIO()
     torch.save(found, sent)
     sent.seek(0)

@@ -125,7 +125,7 @@ class Request:
 
     @property
     def data(self) -> dict[str, Any]:
-        """The data by argument, for the run's identity. Folds are represented by the indices of their examples."""
+        """The data by argument name, for the run's identity. Folds are represented by the indices of their examples."""
         folds = self.folds
         val_data: Any = self.val_data if folds is None else folds.indices()
         given = {"train_data": self.train_data, "val_data": val_data}
@@ -145,16 +145,19 @@ class Request:
 
     @property
     def functions(self) -> dict[str, Callable[..., Any]]:
-        """The user's functions by argument, for the run's identity; without `loss_fn`, cross-entropy is one of them."""
+        """The user's functions by argument name, for the run's identity.
+
+        If the library needs a `loss_fn` and the user gave none, it is cross-entropy.
+        """
         loss_fn = None if self.sweeps else self.loss_fn or F.cross_entropy
         measures = {"loss_fn": loss_fn} if self.objective is None else {"objective": self.objective}
         given: dict[str, Any] = {"model_fn": self.model_fn, **measures, "metrics": self.metrics, "train": self.train}
         return {name: function for name, function in given.items() if function is not None}
 
     def searcher(self) -> Searcher | None:
-        """Return a searcher that knows the space, from a name or as a copy of the user's; None for random search.
+        """Return the searcher that the user asked for, prepared for the space; None for random search.
 
-        The user's object stays unchanged, so that it can serve further runs.
+        If the user gave a searcher object, return a prepared copy, so that the object can serve further runs.
         """
         asked = self.settings.sweep.searcher
         if isinstance(asked, str):

@@ -78,7 +78,7 @@ class Identity:
         return {**late, **early, **self._named, "digests": {**made, **same, **dict.fromkeys(others, "another")}}
 
     def asked(self, ready: Ready, batch_size: int) -> dict[str, Any]:
-        """Return the content of `run.json`, by which a later call recognizes the run."""
+        """Return what the user asked for, as the content of `run.json`, by which a later call recognizes the run."""
         # Leave out values that calls have changed, such as counters: they do not identify a function.
         stayed = {name: unchanged(self._before[name], content(function)) for name, function in self._functions.items()}
         problem, objective = ready.problem, as_given(ready.problem.objective)
@@ -104,7 +104,7 @@ class Identity:
 
 
 def _short(found: Content) -> dict[str, str]:
-    """Return a short digest of each piece of a function by its path; the outermost pieces come first."""
+    """Map the path of each piece of a function (see `Content`) to a short digest; the outermost pieces come first."""
     outermost = sorted(found, key=lambda path: (path.count("/"), path))
     return {path: hashlib.sha256(found[path].encode()).hexdigest()[:8] for path in outermost}
 

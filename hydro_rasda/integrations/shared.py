@@ -31,14 +31,14 @@ def check_parts(sweep: object, race: object) -> None:
 
 
 def check_options(called: str, options: Mapping[str, object]) -> None:
-    """Raise a TypeError for arguments that `tune` does not have, before any work."""
+    """Raise a TypeError, in the name of the function `called`, for options that are no arguments of `tune`."""
     known = inspect.signature(tune).parameters
     for name in options:
         if name not in known:
             raise TypeError(f"{called}() got an unexpected keyword argument {name!r}")
 
 
-def unaveraged(race: RaceConfig) -> RaceConfig:
+def without_default_ema(race: RaceConfig) -> RaceConfig:
     """Set `ema` to 0 unless the user changed its default, because the loops of other libraries average no weights."""
     return replace(race, ema=0.0) if race.ema == RaceConfig.ema else race
 
@@ -60,13 +60,16 @@ def narrow_or_full(sweep: SweepConfig, model: nn.Module, example: Callable[[], A
 
 
 def at_full_width(sweep: SweepConfig, instead_of: str, why: str, what: str = "model") -> SweepConfig:
-    """Return the sweep settings at full width, and warn that the sweep is not `instead_of`, such as "narrower"."""
+    """Return the sweep settings at full width, and warn of it.
+
+    The warning says that `what` is not swept `instead_of`, such as "narrower", and `why`.
+    """
     warn(f"the {what} is swept at its full width (`sweep=SweepConfig(surrogate=1)`), not {instead_of}: {why}")
     return replace(sweep, surrogate=1)
 
 
 def first_model(argument: str, make: Callable[[], object], config: Mapping[str, Any], kind: type[M], what: str) -> M:
-    """Return the model of a configuration; ValueError if `make` fails, or makes something other than `what`."""
+    """Return the model that `make` makes for `config`; a ValueError names `argument` if it fails or makes no `kind`."""
     try:
         model = make()
     except Exception as error:
@@ -103,9 +106,9 @@ Collator = Callable[[list[Any]], Any]
 class TrainLoader:
     """`make_loader(batch_size)` for training.
 
-    The other library accumulates gradients over `parts` batches before an update. Here, they are the parts of a single
-    batch. If `drop_last` is True, a last part with fewer examples is left out. If `shuffle` is True, each epoch has
-    its own random order.
+    The other library accumulates gradients over `parts` batches before an update. Here, these batches are the parts of
+    a single batch. If `drop_last` is True, a last part with fewer examples is left out. If `shuffle` is True, each
+    epoch has its own random order.
     """
 
     dataset: Any

@@ -19,7 +19,10 @@ _FIELDS = ("memory", "share", "seconds")
 
 
 class _Ratios:
-    """Ratios of measured to given values, one for each job; `highest` is the largest so far, None without a ratio."""
+    """Ratios, one for each job: its measured value over the value given for it, or over 1 if none was given.
+
+    `highest` is the largest ratio so far; None without a ratio.
+    """
 
     def __init__(self) -> None:
         self.highest: float | None = None
@@ -27,19 +30,25 @@ class _Ratios:
         self._sum = 0.0
 
     def add(self, name: str, ratio: float) -> None:
-        """Add the ratio of a job, in place of an earlier ratio of the same job."""
+        """Record the ratio of the measured to the given value of the job `name`.
+
+        In `mean`, it replaces the job's earlier ratio. `highest` never falls.
+        """
         self.highest = max(ratio, self.highest or 0.0)
         self._sum += ratio - self._of.get(name, 0.0)
         self._of[name] = ratio
 
     @property
     def mean(self) -> float | None:
-        """The mean ratio; None without a ratio."""
+        """The mean over all jobs of the ratio of measured to given value; None without a job."""
         return self._sum / len(self._of) if self._of else None
 
 
 class Estimates:
-    """Estimates of jobs, corrected while jobs run. `before` has corrections of earlier calls, for unmeasured kinds."""
+    """Estimates of the needs of jobs, corrected by measurements while jobs run.
+
+    `before` has corrections from earlier calls, for kinds of jobs that are not measured yet.
+    """
 
     def __init__(self, before: Mapping[str, float] | None = None) -> None:
         self._measured: defaultdict[tuple[str, str, bool], _Ratios] = defaultdict(_Ratios)
@@ -47,16 +56,19 @@ class Estimates:
         self._before = dict(before or {})
 
     def keep(self, key: str) -> None:
-        """Keep the corrections for later calls."""
+        """Store the corrections under `key` in the cache, for later calls of `pack`."""
         remember(key, {"estimates": self.learnt()})
 
     def learnt(self) -> dict[str, float]:
-        """Map kinds and fields to corrections: measured over given values, or measured values if none were given."""
+        """Map job kinds and fields to corrections: measured over given values; if none were given, measured values."""
         own = {_key(*key): _of(ratios, key[1]) for key, ratios in self._measured.items()}
         return {**self._before, **{key: ratio for key, ratio in own.items() if ratio is not None}}
 
     def learn(self, task: Task, measured: Estimate) -> None:
-        """Learn from the measured needs of a job, which replace earlier measurements of the same job."""
+        """Correct the estimates by the measured needs of a job.
+
+        In a mean over jobs, they replace earlier measurements of the same job. The highest ratio of a kind never falls.
+        """
         for name in _FIELDS:
             value = getattr(measured, name)
             if value is not None:

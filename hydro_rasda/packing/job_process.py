@@ -67,19 +67,19 @@ class Process:
             self.holds(held)
 
     def holds(self, memory: float) -> None:
-        """Note the bytes that the processes of the job hold now."""
+        """Record that the processes of the job hold `memory` bytes now, and raise their peak to it."""
         self.now = memory
         self.memory = max(self.memory, memory)
 
     def so_far(self) -> Estimate:
-        """Return the needs measured so far; before `SETTLED_S`, only the memory, and only if it exceeds `expected`."""
+        """Return the needs measured so far; in the first `SETTLED_S`, only the memory, if it exceeds `expected`."""
         seconds = monotonic() - self._began
         if seconds >= SETTLED_S:
             return self._measured(self._alone(seconds), self._cpu)
         return Estimate(memory=self.memory if self.memory > self.expected else None)
 
     def in_all(self, end: JobEnd) -> Estimate:
-        """Return the needs of the job, which has ended, from the numbers that `run_job.py` wrote at its end.
+        """Return the needs of the job over its whole run, from the numbers `end` that `run_job.py` wrote at its end.
 
         On CPUs, the memory is at least that of the job's largest process, even if the job ended before the first look.
         """
@@ -107,7 +107,7 @@ class Process:
             self._child.terminate()
 
     def reap(self) -> int:
-        """Wait for the end of `run_job.py`, which has ended or is about to, and return its status."""
+        """Wait for the end of `run_job.py`, which has ended or is about to, and return its exit status."""
         status = self._child.wait()
         os.close(self.over)
         return status
@@ -175,7 +175,7 @@ def _seconds_in_queues(pid: int) -> float:
 class Resident:
     """Measures the bytes that processes hold together. A page that forked processes share counts once.
 
-    Finding shared pages is slow, because the kernel walks all pages. So this takes at most a twentieth of the time. In
+    Finding shared pages is slow, because the kernel walks all pages. So it gets at most a twentieth of the time. In
     between, the sum of the processes' memory is scaled by the last measured ratio.
     """
 

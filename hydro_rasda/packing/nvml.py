@@ -105,7 +105,7 @@ def _mig(library: Any, index: int, gpu: Any) -> list[Gpu] | None:
 
 
 def _numbered(words: Sequence[str], machine: Sequence[_Found | None]) -> list[Gpu]:
-    """Return the GPUs of some numbers, up to the first number without a GPU; an empty list if a number comes twice."""
+    """Return the GPUs whose numbers are `words`, up to the first number without a GPU; [] if a number comes twice."""
     taken: list[int] = []
     for word in words:
         digits = re.match(r"\d+", word)
@@ -119,7 +119,7 @@ def _numbered(words: Sequence[str], machine: Sequence[_Found | None]) -> list[Gp
 
 
 def _named(words: Sequence[str], machine: Sequence[_Found | None]) -> list[Gpu]:
-    """Return GPUs and their parts by the beginnings of their UUIDs, up to the first word that does not fit exactly one.
+    """Return GPUs and MIG parts whose UUIDs begin with `words`, up to the first word that does not fit exactly one.
 
     The list is empty if a GPU or part comes twice.
     """

@@ -48,8 +48,8 @@ def pack(
         jobs: Commands (lists of arguments), functions without arguments, or `Task`s, which add an estimate to one of
             these.
         devices: The devices to run on; by default the GPUs of this machine, else its cores. GPUs need
-            `hydro-rasda[gpu]`. A function is called again and again. Jobs of a device that it no longer lists are
-            stopped and wait again. A new device gets jobs.
+            `hydro-rasda[gpu]`. A function that lists devices is called again and again. Jobs of a device that it no
+            longer lists are stopped and wait again. A new device gets jobs.
         policy: Decides which jobs share a device. By default, a job starts where half of its share is free, or a fifth
             of a GPU (`hydro_rasda.schedulers.worst_fit_overcommitted`).
         mps: True if jobs on a GPU compute at the same time through NVIDIA's Multi-Process Service, each with its

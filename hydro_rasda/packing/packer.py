@@ -88,7 +88,7 @@ class Packer:
         return True
 
     def _look(self) -> None:
-        """Measure running jobs. If a device's jobs exceed its memory, stop the one that exceeds its estimate most."""
+        """Measure running jobs. If a device's jobs exceed its memory, stop the job that is most above its estimate."""
         for process in self.running.values():
             process.look(len(self._on(process.device)) - 1)
         for device in self.devices.values():
@@ -103,7 +103,10 @@ class Packer:
                 most.stop()
 
     def _share_out(self, device: Device) -> None:
-        """Divide the memory of jobs for which the driver does not report it, in proportion to their estimates."""
+        """Divide the rest of a GPU's used memory among the jobs whose own memory is not reported.
+
+        Each of these jobs gets a part in proportion to its estimate.
+        """
         there = self._on(device)
         untold = [process for process in there if process.untold]
         if not untold:
@@ -135,7 +138,7 @@ class Packer:
                     self._begin(name, self.devices[device])
 
     def _expected(self, name: str) -> Job | None:
-        """Return the expected needs of a job, with compute of at most the largest device; None if they are unknown."""
+        """Return the expected needs of a job, with no more compute than the largest device has; None if unknown."""
         job = self._estimates.of(self._grid.tasks[name])
         most = max((device.compute for device in self.devices.values()), default=0.0)
         return None if job is None else job._replace(compute=min(job.compute, most))
@@ -144,7 +147,10 @@ class Packer:
         return record.alone or job.memory > max((device.memory for device in self.devices.values()), default=0.0)
 
     def _room(self, device: Device) -> Room:
-        """Return the free room of a device. There is none if one of its jobs has unknown needs or must run alone."""
+        """Return the free memory and compute of a device.
+
+        Nothing is free if a job on it has unknown needs or must run alone.
+        """
         there = []
         for process in self._on(device):
             job, record = self._expected(process.task.name), self._grid.records[process.task.name]
@@ -167,7 +173,7 @@ class Packer:
         self.running[name] = Process(self._grid.tasks[name], device, self._grid, expected, shared)
 
     def _shared(self, device: Device, share: float) -> dict[str, str]:
-        """Return the environment by which jobs compute on a GPU at the same time; empty if they take turns."""
+        """Return environment variables for a job that computes beside others on a GPU; empty if jobs take turns."""
         found = self._daemons.environment(device.gpu) if device.gpu else {}
         return {**found, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage(share)} if found else {}
 

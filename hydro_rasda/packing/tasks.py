@@ -98,7 +98,7 @@ ROOM = 64 * 1024
 
 
 def _check_words(words: Sequence[str]) -> None:
-    """Raise ValueError for a command that cannot be started because an argument is no text or too long."""
+    """Raise ValueError if the command `words` cannot start: an argument is no text, or arguments are too long."""
     require(words[0] != "", "run", words, "a program and its arguments, not one without a name")
     size = 0
     for i, word in enumerate(words):
@@ -151,7 +151,7 @@ def _kind(task: Task) -> str:
 
 
 def _text(value: object, levels: int = 9) -> str:
-    """Return an argument as text that is the same in every process.
+    """Return an argument of a job's function as text that is the same in every process.
 
     Numbers, strings and collections of them are written out. For any other value, return the name of its type.
     """

@@ -71,9 +71,9 @@ def best_over_time(result: RunRecord) -> Figure:
 
 
 def best_lines(record: RunRecord) -> Iterator[tuple[HeatName, dict[str, list[Any]]]]:
-    """Yield, for each heat that has a score, its name and the steps of its best score so far.
+    """Yield, for each heat that has a score, its name and the line of its best score, with a point per improvement.
 
-    The last step comes twice, at the time when it was reached and at the end of the heat.
+    The last point comes twice, at the time when it was reached and at the end of the heat.
     """
     units = journal_of(record)
     found, last = bests(units, record), max((unit.at for unit in units.values()), default=0.0)
@@ -191,7 +191,10 @@ _BAND = "92, 140, 196"
 
 
 def _fallen(curves: Sequence[_Curve], heat: HeatName) -> list[dict[str, Any]]:
-    """Make one trace for all trials that were stopped at the same epoch. Later epochs have stronger colors."""
+    """Make one trace for all trials that stopped at the same epoch, and one for those that diverged or failed.
+
+    Traces of later epochs have stronger colors.
+    """
     bad = [curve for curve in curves if curve.trial.status in ("diverged", "failed")]
     fates: dict[int, list[_Curve]] = {}
     for curve in curves:

@@ -154,7 +154,7 @@ def population(result: RunRecord, name: str = "lr") -> Figure:
 
 
 def _lives(record: TrialRecord, copies: list[Copy]) -> Iterator[Ancestor]:
-    """Yield the spans of epochs in which a trial had one configuration, including spans before a copy replaced it."""
+    """Yield each span of epochs in which a trial had one configuration. A span ends when a copy replaces the trial."""
     own = [copy for copy in copies if copy.trial == record.trial]
     configs = [*(copy.replaced for copy in own), record.config]
     bounds = [0, *(copy.epoch for copy in own), record.sweep_epochs]

@@ -352,7 +352,10 @@ def importance_bars(found: Mapping[str, float]) -> Figure:
 
 
 def importance_of(result: RunRecord) -> dict[str, float]:
-    """Compute the importances, the largest first; empty if trials are too few or alike, or the run's folder is gone."""
+    """Map hyperparameters to the shares that `importances` draws, the largest first.
+
+    Empty if trials are too few or alike, or if the run's folder is gone.
+    """
     if not (result.path / "run.json").is_file():
         return {}
     study = places(result, _FOR_IMPORTANCE)

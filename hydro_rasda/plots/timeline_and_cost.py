@@ -76,7 +76,7 @@ def timeline(result: RunRecord) -> Figure:
 
 
 def _spans(found: Sequence[Training]) -> dict[str, list[Training]]:
-    """Group the trainings by color: trainings of one heat to the same epoch have one color."""
+    """Group trainings that get one color on the timeline: those of one heat that trained to the same epoch."""
     spans: dict[str, list[Training]] = {}
     for each in found:
         spans.setdefault(f"{each.heat} to epoch {each.stop}", []).append(each)

@@ -67,7 +67,7 @@ class Misfit(Exception):
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Within the context, let torch compute on one thread of the CPU."""
+    """Within the context, let torch compute with a single CPU thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -77,7 +77,7 @@ def one_thread() -> Iterator[None]:
 
 
 def parts_of(trial: Trial, batch: Batch, argument: str) -> list[Batch]:
-    """Split a batch into the micro-batches of training, because memory may not suffice for the whole batch."""
+    """Split a batch of `argument` into the trial's micro-batches, because memory may not suffice for a whole batch."""
     parts = read(trial.config, "accumulate")
     try:
         return split(batch, num_parts(batch, trial.batch_size, parts))
@@ -87,7 +87,10 @@ def parts_of(trial: Trial, batch: Batch, argument: str) -> list[Batch]:
 
 
 def run_batch(problem: Problem, model: nn.Module, batch: Batch, argument: str) -> Mapping[str, Tensor]:
-    """Return the metrics of one batch; if gradients are enabled, also differentiate the loss (of each model part)."""
+    """Return the metrics of one batch; if gradients are enabled, also differentiate the loss (of each model part).
+
+    Errors name `argument`, the argument of `tune` from which the batch comes.
+    """
     objective = in_precision(checked(as_given(problem.objective)), problem.settings.precision)
     each, found = turns(objective) if torch.is_grad_enabled() else {"": objective}, {}
     for part, own in each.items():
@@ -309,7 +312,11 @@ def _doubled(batch: Batch) -> Batch:
 
 
 def _grows(one: float, two: float, four: float) -> bool:
-    """Return whether a value grows as a sum plus a constant, or as a norm: by the same factor with each doubling."""
+    """Return whether a value grows with the batch as a sum plus a constant does, or as a norm does.
+
+    `one`, `two` and `four` are the values for that many copies of a batch. A norm grows by the same factor with each
+    doubling.
+    """
     added, then, factor = two - one, four - two, two / one
     if abs(added) < GROWTH * abs(one):
         return False
@@ -317,10 +324,10 @@ def _grows(one: float, two: float, four: float) -> bool:
 
 
 def measure_whole(problem: Problem, trial: Trial, model: nn.Module, known: Mapping[str, Any]) -> dict[str, float]:
-    """Return the values of `metrics` on the whole validation set for one untrained model.
+    """Return the values of the user's function `metrics` for one untrained model on the whole validation set.
 
     With folds, all folds are evaluated, because one may lack a class that `metrics` needs. The values of the first fold
-    are returned.
+    are returned. Raise ValueError if one of their names is in `known`, the objective's own metrics.
     """
     if problem.metrics is None:
         return {}
@@ -367,7 +374,7 @@ def check_finite(problem: Problem, trial: Trial, model: nn.Module, found: Mappin
 
 
 def _is_finite(problem: Problem, trial: Trial, model: nn.Module, metric: str) -> bool:
-    """Return whether a model's metric is finite on some batch, or on the whole validation set if it needs all of it."""
+    """Return whether a metric is finite on some batch, or on the whole validation set if the metric needs all of it."""
     part, name = metric.split("_", 1)
     data, argument = (problem.train_data if part == "train" else problem.val_data), f"{part}_data"
     model.train(part == "train")

@@ -20,7 +20,7 @@ LOSS_WEIGHT = f"{WEIGHT}/loss"
 
 
 def whole(target: Tensor) -> Tensor:
-    """Convert a uint8 target to int64. In uint8, -100 would be class 156, and torch takes a uint8 index as a mask."""
+    """Convert a uint8 target to int64. In uint8, -100 would be class 156, and an index would be a boolean mask."""
     return target.long() if target.dtype == torch.uint8 else target
 
 
@@ -99,14 +99,14 @@ class LossCalls(TorchFunctionMode):
 
     @property
     def ignored(self) -> int:
-        """The target value that the last noted call ignores."""
+        """The target value that the last recorded call ignores."""
         return self._calls[-1].ignored if self._calls else IGNORED
 
     def weigh(self, metrics: dict[str, Tensor], target: Tensor | None, told: bool) -> None:
-        """Add the loss's weight to `metrics` if it is missing and all noted means are over the same targets.
+        """Add the loss's weight to `metrics` if it is missing there and all recorded means are over the same targets.
 
         Args:
-            told: True to warn if targets are ignored or weighted, but the loss's weight is unknown.
+            told: True to warn the user if targets are ignored or weighted, but the loss's weight is unknown.
         """
         if WEIGHT in metrics or LOSS_WEIGHT in metrics:
             return

@@ -110,7 +110,7 @@ def of_members(
 
 
 def measured(metrics: WholeMetrics, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-    """Return the values of the user's function for one model as floats.
+    """Return the values of the user's function `metrics` for the outputs and targets of one model, as floats.
 
     Raises:
         ValueError: If the function does not return a dict of numbers by name.

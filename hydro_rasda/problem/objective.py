@@ -145,7 +145,7 @@ class Written:
 
     @property
     def optimizer_settings(self) -> Any:
-        """The method of the user's objective; None if it has none."""
+        """The method of this name of the user's objective; None if it has none."""
         return getattr(self.objective, "optimizer_settings", None)
 
     @property

@@ -71,8 +71,8 @@ class Findings:
             if there are folds or repeats.
         epoch_seconds: Seconds of a first epoch of these models, estimated from one batch; infinite if the data have no
             length.
-        steady_epoch_seconds: Seconds of a later epoch on one thread of a CPU, estimated from a repeated batch. Training
-            also has a model on each core, on one thread.
+        steady_epoch_seconds: Seconds of a later epoch on a single CPU thread, estimated from a repeated batch. Training
+            also gives each core a model, which a single thread computes.
     """
 
     example_input: Any = None
@@ -296,9 +296,9 @@ class Problem(Findings):
         return known is not None and known == theirs and not read
 
     def _planned(self, config: Mapping[str, Any]) -> SurrogatePlan | None:
-        """Return the plan for all configurations that agree with `config` in the keys that `model_fn` reads.
+        """Return the plan for the surrogate of a configuration; None if no plan is possible.
 
-        Return None if there is no plan.
+        It is the plan for all configurations that agree with `config` in the keys that `model_fn` reads.
         """
         width = self.settings.sweep.surrogate
         if (known := self.plans.known_for(width, config)) is not None:

@@ -58,7 +58,7 @@ class Notes:
         return noting
 
     def noting(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a stand-in for a configuration; this object records the keys that are read from it."""
+        """Return a stand-in for a configuration; these `Notes` record each key that is read from the stand-in."""
         return _Noted(config, self, "", [])
 
     def of(self, config: Mapping[str, Any]) -> Reads | None:

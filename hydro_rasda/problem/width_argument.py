@@ -81,9 +81,9 @@ def check_width_argument(argument: str, model_fn: Any, surrogate: float) -> None
 
 
 def check_second_argument(model_fn: Any, keys: Container[str]) -> None:
-    """Raise ValueError if a model function takes hyperparameters one by one.
+    """Raise ValueError if a model function takes hyperparameters as arguments of their own, not in one `config`.
 
-    Otherwise, its second argument would be taken as the width ratio.
+    Otherwise, its second argument would be taken as the width ratio. `keys` are those of the space.
     """
     if width_form(model_fn) != "second":
         return
@@ -121,7 +121,7 @@ would not help."""
 
 @dataclass
 class Plans:
-    """Plans for the models of one model function, as plain values.
+    """Plans by which the models of one model function become narrower, as plain values.
 
     Attributes:
         by_structure: Map a digest of a full-size model's structure to its plan, for a model function that takes no
@@ -145,7 +145,7 @@ class Plans:
         self.roles.update(other.roles)
 
     def keep_for_structure(self, structure: str, plan: ShrinkPlan) -> None:
-        """Keep a plan, unless `MOST` plans are kept already."""
+        """Keep the plan for full-size models of a structure, unless `MOST` plans are kept already."""
         if len(self.by_structure) < MOST:
             self.by_structure[structure] = plan
 
@@ -154,6 +154,6 @@ class Plans:
             self.by_reads[width_ratio, reads] = plan
 
     def known_for(self, width_ratio: float, config: Mapping[str, Any]) -> tuple[float, Reads] | None:
-        """Return the key of the plan for a configuration; None if there is none."""
+        """Return the key of `by_reads` that applies to a configuration; None if there is no such key yet."""
         own = all_of(config)
         return next((key for key in self.by_reads if key[0] == width_ratio and key[1] <= own), None)

@@ -32,7 +32,7 @@ _UNBOUNDED = re.compile(r"(?:(?:float|integer) normal|sample_from)\(.*\)")
 
 
 def make_study(record: RunRecord) -> Study:
-    """Make the study: see `TuneResult.to_optuna`."""
+    """Make the Optuna study of a run: see `TuneResult.to_optuna`."""
     with needed_by("`to_optuna`", "optuna"):
         import optuna
     asked = read_asked(record.path)
@@ -66,7 +66,7 @@ def make_study(record: RunRecord) -> Study:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence Optuna's log while the library makes a study, because the user did not ask for one."""
+    """Within the context, silence Optuna's log, such as the message that a study was created."""
     logger = logging.getLogger("optuna")
     level = logger.level
     logger.setLevel(logging.WARNING)

@@ -74,7 +74,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def stamp(folder: Path) -> Stamp:
-    """Return the stamp of a run's journal; without a journal yet, return the stamp of its `run.json`."""
+    """Return the stamp of a run's journal, its size and time of writing; without a journal yet, that of `run.json`."""
     try:
         found = (folder / JOURNAL).lstat()
     except FileNotFoundError:

@@ -421,7 +421,7 @@ def best_score(result: RunRecord) -> tuple[float, HeatName | None]:
 
 
 def _row(record: TrialRecord, middle: bool) -> tuple[str, ...]:
-    """Return a trial's cells; `middle` tells whether the table has a column for the middle heat."""
+    """Return a trial's cells in the table of `render`; `middle` tells if there is a column for the middle heat."""
     spread = "" if record.spread is None else f" ± {show(record.spread, 2)}"
     narrow, full = ("", spread) if record.epochs else (spread, "")
     return (

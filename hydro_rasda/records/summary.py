@@ -94,7 +94,7 @@ def _resumed_from(history: History) -> list[str]:
 
 
 def _within_bounds(history: History, ends: Mapping[int, ExpectedEnd], winner: int) -> dict[int, ExpectedEnd]:
-    """Set the expected end to NaN for trials that break bounds more than the winner, because they cannot win."""
+    """Set the expected final score to NaN for trials that break bounds more than the winner, as they cannot win."""
     values = {n: history.values_at("race", n, kept_of(history, n)[0]) for n in {*ends, winner}}
     broken = history.settings.comparison.violations(values)
     return {n: end if broken[n] <= broken[winner] else replace(end, end=math.nan) for n, end in ends.items()}
@@ -157,17 +157,17 @@ def _averaged(history: History, trial: TrialRecord) -> bool | None:
     """Tell whether the kept weights are averages over steps; None if the user's `train` function made them."""
     if not trial.epochs or history.own_loop:
         return None
-    return averages(history.settings, trial.config) and averages_count(history.settings, trial)
+    return averages(history.settings, trial.config) and keeps_averages(history.settings, trial)
 
 
-def averages_count(settings: TuneConfig, trial: TrialRecord) -> bool:
-    """Tell whether the weights of the kept epoch are averaged, given that full-size training averages weights."""
+def keeps_averages(settings: TuneConfig, trial: TrialRecord) -> bool:
+    """Tell whether the kept epoch's weights are averages, given that full-size training averages weights."""
     after = trial.kept_epoch > swept_epochs(trial, settings.sweep.surrogate)
     return after and not averages_lost(trial.history, trial.kept_epoch, settings.metric)
 
 
 def _told(line: JournalLine) -> dict[str, Any]:
-    """Return the heat, epoch and metrics of a journal line."""
+    """Return the heat, epoch and metrics of a journal line, as `TrialRecord.history` has them."""
     return {name: value for name, value in line.items() if name not in ("event", "trial")}
 
 

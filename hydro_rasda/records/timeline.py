@@ -56,12 +56,12 @@ def journal_of(record: RunRecord) -> Mapping[str, Unit]:
 
 @lru_cache(maxsize=4)
 def _units(path: Path, size: int, written: int) -> Mapping[str, Unit]:
-    """Cache the units of a journal until its size or time of writing changes. Several figures of a page need them."""
+    """Return the units of a journal, cached until its size or time of writing changes, as several figures need them."""
     return read_units(path).units
 
 
 def trainings(units: Mapping[str, Unit]) -> list[Training]:
-    """Return all trainings, in the order in which they began."""
+    """Return a run's trainings, those of groups and of full-size models, in the order in which they began."""
     found = sorted(_trainings(units), key=lambda each: (each.began, each.ended, each.trials))
     free: dict[int | None, list[float]] = {}
     placed = []
@@ -117,7 +117,7 @@ def best_over_time(units: Mapping[str, Unit], record: RunRecord) -> dict[HeatNam
 
 
 def _epochs(units: Mapping[str, Unit], ended: bool) -> Iterator[tuple[float, JournalLine]]:
-    """Yield the line of each epoch, and when it was recorded.
+    """Yield for each epoch the time at which it was recorded, and its line in the journal.
 
     If a full-size trial failed, the epochs after its last checkpoint are left out. If a trial began early at full size
     and then did not enter the race, all its full-size epochs are left out. While the run goes on, epochs since the last

@@ -21,7 +21,7 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 def unkept_of(record: RunRecord, number: int) -> list[Place]:
-    """Return the places of the configuration values that JSON could not hold, without keys that the library reads."""
+    """Return the places in a trial's configuration whose values JSON cannot hold, without keys of the library."""
     return [place for place in record._unkept.get(number, ()) if place[0] not in KEYS]
 
 

@@ -166,7 +166,7 @@ class Progress:
             self._say(f"{self._began.heat}: {done} after {duration(event.seconds)}{left}{note}", event.seconds)
 
     def _compare(self, event: EpochEnded) -> None:
-        """Note a trial's score after an epoch; forget the trial if it has no finite score."""
+        """Keep a trial's score after an epoch, to find the leader; drop the trial's score if it is not finite."""
         if self._asked is None:
             return
         value, scores = score_in(event.metrics, self._asked.metric), self._scores[event.heat]

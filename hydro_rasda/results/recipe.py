@@ -26,7 +26,7 @@ from hydro_rasda.problem.problem import Problem
 from hydro_rasda.problem.width_argument import WidthForm, width_form
 from hydro_rasda.records.records import RunRecord, TrialRecord
 from hydro_rasda.records.report import chosen_line, sentence
-from hydro_rasda.records.summary import averages, averages_count, swept_epochs
+from hydro_rasda.records.summary import averages, keeps_averages, swept_epochs
 from hydro_rasda.results.export import checkpoint_of, unkept_of
 from hydro_rasda.results.recipe_optimizer import (
     indented,
@@ -78,7 +78,7 @@ def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> 
             trial=number,
             epochs=int(found.kept_epoch),
             settings=settings,
-            averaged_from=swept if averages(settings, config) and averages_count(settings, found) else None,
+            averaged_from=swept if averages(settings, config) and keeps_averages(settings, found) else None,
             data=_form(asked["train_data"]),
             objective="objective" in asked["digests"],
             by_part=bool(asked.get("parts")),
@@ -218,7 +218,7 @@ _FROM = (
 
 
 def given(config: Mapping[str, Any]) -> dict[str, str]:
-    """Name an argument for each value that cannot be written as code, such as a function or a secret.
+    """Map keys whose values cannot be written as code (functions, secrets) to names of arguments of the loop's `train`.
 
     >>> given({"lr": 0.1, "schedule": max, "hub token": "(hidden)", "class": object})
     {'schedule': 'schedule', 'hub token': 'hub_token', 'class': 'class_'}

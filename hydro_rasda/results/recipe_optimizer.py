@@ -71,7 +71,7 @@ _ONE_CYCLE = [
 
 
 def _warmup(config: Mapping[str, Any]) -> str:
-    """Return the line that computes the warm-up's factor; empty without a warm-up."""
+    """Return the line of code that computes the learning rate's factor in the warm-up; empty without a warm-up."""
     epochs, share = read(config, "warmup_epochs"), read(config, "warmup")
     lasts = f"{epochs!r}" if epochs else f"({share!r} * MAX_T)"
     return f"rise = min(1.0, (time + 1 / steps) / {lasts})  # warm-up" if epochs or share else ""
@@ -117,7 +117,7 @@ def literal(value: Any) -> str | None:
 
 
 def optimizer_lines(config: Mapping[str, Any]) -> list[str]:
-    """Return the lines that make the optimizer."""
+    """Return the lines of code that make the optimizer."""
     base = ['base = [group["lr"] for group in optimizer.param_groups]'] if moves(config) else []
     configs, rates = configs_of_parts(config), {key: config[key] for key in config if is_rate(key)}
     if len(configs) == 1:

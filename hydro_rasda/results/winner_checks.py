@@ -72,7 +72,7 @@ def overfits_beyond(full: Sequence[Losses], narrow: Sequence[Losses]) -> bool:
 
 
 def overfitting_line(run: Run, finalists: Collection[int]) -> list[str]:
-    """Warn if the winner overfits beyond its surrogate; no line otherwise, and none after a sweep at full width."""
+    """Return a line if the winner overfits beyond its surrogate; else none, and none after a sweep at full width."""
     if run.settings.sweep.surrogate == 1 or not finalists:
         return []
     winner, _ = best_of(run.history, [*finalists])
@@ -89,7 +89,7 @@ def overfitting_line(run: Run, finalists: Collection[int]) -> list[str]:
 
 
 def _losses(run: Run, heat: HeatName, number: int) -> dict[int, Losses]:
-    """Map epochs to losses, without epochs for which the user's training function did not report both losses."""
+    """Map a trial's epochs to losses, without epochs for which the user's training function did not report both."""
     lines = run.history.metrics.get((heat, number), ())
     pairs: dict[int, list[Any]] = {
         line["epoch"]: [line[name] for name in ("train_loss", "val_loss") if name in line] for line in lines
@@ -134,9 +134,10 @@ def undecided_line(result: TuneResult) -> list[str]:
 
 
 def _error_of_difference(result: TuneResult, problem: Problem, second: int, name: str) -> tuple[int, float]:
-    """Return the number of validation examples, and the standard error of the difference of two models' means.
+    """Return the number of validation examples, and the standard error of the difference between two models' scores.
 
-    The error is NaN if there are too few or too many examples.
+    The models are those of the winner and of the trial `second`. Their scores are means of the metric `name`. The error
+    is NaN if there are too few or too many examples.
     """
     data = problem.val_data
     length = data._length if isinstance(data, IndexedBatches) else 0

@@ -77,7 +77,10 @@ UNSPLIT: Mapping[str, tuple[Callable[[object], bool], str]] = {
 
 
 def check_unsplit(name: str, key: str, value: object, shown: object = None) -> None:
-    """Raise ValueError if `race.strategy="fsdp"` forbids this value of a key; the error shows `shown` if given."""
+    """Raise ValueError if `race.strategy="fsdp"` forbids `value` for `key`.
+
+    The error calls the value `name`. If `shown` is given, the error shows it in place of `value`.
+    """
     if key in UNSPLIT:
         holds, rule = UNSPLIT[key]
         require(holds(value), name, value if shown is None else shown, rule)
@@ -409,12 +412,12 @@ class TuneConfig:
 
 
 def unaveraged(metric: str) -> str:
-    """Return the name of a metric of the last step's weights. It is used if averaged weights count."""
+    """Return the name under which a metric of the last step's weights is reported beside that of averaged weights."""
     return f"{metric}_unaveraged"
 
 
 def averaged(metric: str) -> str:
-    """Return the name of a metric of averaged weights. It is used if the last step's weights are better and count."""
+    """Return the name under which a metric of averaged weights is reported if the last step's weights count instead."""
     return f"{metric}_averaged"
 
 

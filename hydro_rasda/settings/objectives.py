@@ -128,7 +128,7 @@ class Comparison:
         return self.several or bool(self.of_training)
 
     def places(self, values: Mapping[int, Mapping[str, float]]) -> dict[int, float]:
-        """Return the place of each trial in their order, from 0 for the best; NaN if one of its values is missing.
+        """Return each trial's place in the ranking of all trials, 0 for the best; NaN if one of its values is missing.
 
         >>> Comparison((("val_loss", "min"),), {"val_gap": (None, 0.1)}).places(
         ...     {0: {"val_loss": 0.1, "val_gap": 0.3}, 1: {"val_loss": 0.9, "val_gap": 0.0}})

@@ -27,7 +27,7 @@ class Clock:
         self._sequence = 0
 
     def after(self, delay: float, kind: Kind, subject: int, segment: int = 0) -> None:
-        """Plan an event `delay` seconds from now."""
+        """Plan an event `delay` seconds from now; `subject` is its trial, node or milestone (see `Event`)."""
         self.at(self.now + delay, kind, subject, segment)
 
     def at(self, time: float, kind: Kind, subject: int, segment: int = 0) -> None:

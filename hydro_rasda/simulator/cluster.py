@@ -156,12 +156,12 @@ class Slots:
         return taken
 
     def give(self, allocation: Allocation) -> None:
-        """Take workers back. Workers on a node that is down become free once the node is repaired."""
+        """Give back a trial's workers. Workers on a node that is down become free once the node is repaired."""
         for node, workers in allocation.items():
             self._move(node, workers)
 
     def spread(self, allocation: Allocation) -> Spread:
-        """Return an allocation in the form that the cost model needs."""
+        """Return what the cost model needs of an allocation: its workers, its nodes, and the slowest node's speed."""
         slowest = min(map(self._speed.__getitem__, allocation))
         return Spread(sum(allocation.values()), len(allocation), slowest)
 
@@ -182,7 +182,8 @@ class Slots:
     def _take_whole(self, rank: int, missing: int, taken: dict[int, int]) -> int:
         """Take all free workers of one node after another, until the next node has more than are missing.
 
-        Nodes with most free workers come first. Return the number of workers taken.
+        The nodes are of the kind `rank`, 0 for the fastest. Nodes with most free workers come first. `taken` gets the
+        workers of each node. Return the number of workers taken.
         """
         shelves, found = self._shelves[rank], 0
         for free in range(len(shelves) - 1, 0, -1):
@@ -199,7 +200,7 @@ class Slots:
         return found
 
     def _best(self, rank: int, missing: int) -> int:
-        """Return a node with the fewest free workers among those with at least `missing`."""
+        """Return, of the nodes of kind `rank` with at least `missing` free workers, one with the fewest."""
         return next(iter(next(filter(None, self._shelves[rank][missing:]))))
 
     def _move(self, node: int, workers: int) -> None:

@@ -225,7 +225,7 @@ class Simulation:
         return len(going_on) < len(decisions) or not all(went_on)
 
     def _go_on(self, index: int, free: int, sharing: int) -> bool:
-        """Let a survivor continue; return True if it keeps its workers."""
+        """Let a survivor continue; return True if it keeps its workers, False if it queues for workers."""
         trial = self._trials[index]
         trial.rung = self._rungs[trial.epoch]
         workers = self._resize(

@@ -205,7 +205,10 @@ def _curves(lines: Iterable[Line], heat: str, of_all: bool, metric: str, max_t: 
 
 
 def _full_size(units: Mapping[str, Unit]) -> Iterator[tuple[int, Unit, dict[int, int | None]]]:
-    """Yield a full-size trial, a journal entry of its training, and its workers by epoch (None if unknown)."""
+    """Yield each journal entry of full-size training: its trial, the entry, and its workers by epoch.
+
+    Workers are None if they are unknown.
+    """
     for number, unit in trained_spans(units):
         if epochs := [*_metrics(unit.lines, "race")]:
             yield number, unit, {line["epoch"]: line.get("workers") for line in epochs}

@@ -141,7 +141,7 @@ def needed_mode(mode: Mode | None) -> Mode:
 
 
 def check_epoch(epoch: float, where: str) -> int:
-    """Return an epoch's number; raise ValueError unless it is an integer from 1 to `MOST_EPOCHS`."""
+    """Return an epoch's number; raise ValueError, naming `where`, unless it is an integer from 1 to `MOST_EPOCHS`."""
     holds = math.isfinite(epoch) and epoch == int(epoch) and 1 <= epoch <= MOST_EPOCHS
     require(holds, "epoch", epoch, f"an integer from 1 to {MOST_EPOCHS:,} ({where})")
     return int(epoch)
@@ -175,12 +175,17 @@ def is_experiment(folder: Path) -> bool:
 
 
 def read_experiment(folder: Path, metric: str | None, mode: Mode | None) -> PastRun:
-    """Read the reports of all trials.
+    """Read the reports of all trials of a Ray Tune experiment.
 
     An epoch is a `training_iteration`. Its seconds are the reported `epoch_seconds`, or else Tune's `time_this_iter_s`.
-    For the first epoch after a start, Tune's time includes the start. So this time counts only if no epoch has a better
-    one. The workers of an epoch are the reported `workers` of elastic trials, or else 1. The seconds of a restart are
-    the time between two reports with different numbers of workers, without the seconds of the epoch."""
+    For the first epoch after a start, Tune's time includes the start, so the seconds of this epoch are unknown (NaN).
+    Such times count only if no report of any trial has a time without a start. The workers of an epoch are the reported
+    `workers` of elastic trials, or else 1.
+
+    A restart lies between the reports of two consecutive epochs with different numbers of workers. Its seconds are the
+    time between the reports without the seconds of the epoch. It counts only if both reports have timestamps, and if
+    any report has a time without a start.
+    """
     reports = {trial.name: list(_reports(trial)) for trial in sorted(_trial_folders(folder))}
     reported = {name for lines in reports.values() for line in lines for name in line if is_metric(line[name])}
     names = sorted(name for name in reported - _TUNES if not name.startswith(("config", "perf/")))
@@ -282,7 +287,10 @@ def _resized(before: Report, line: Report) -> bool:
 
 
 def _gap(before: Report, line: Report, usual: Mapping[int, float]) -> float | None:
-    """Return the seconds between two reports in which the trial did not train; None if they are not known."""
+    """Return the seconds between two reports in which the trial did not train; None if they are not known.
+
+    `usual` maps numbers of workers to usual seconds of an epoch, for a report that does not tell them.
+    """
     seconds = _seconds(line)
     if not usual or "timestamp" not in before or "timestamp" not in line:
         return None

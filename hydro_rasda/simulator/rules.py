@@ -45,21 +45,24 @@ class Rule(Protocol[StateT]):
         """Decide the number of workers with which a survivor continues."""
 
     def init(self) -> StateT:
-        """Return the state before the first report."""
+        """Return the rule's state before the first report of any trial."""
 
     def report(self, state: StateT, trial: str, t: int, score: float) -> tuple[StateT, Decision]:
-        """Decide whether a trial at milestone `t` continues, stops or waits; it waits only if `wait` is above 0."""
+        """Decide whether a trial at milestone `t` continues, stops or waits; return the new state and the decision.
+
+        The trial waits only if `wait` is above 0.
+        """
 
     def decide(
         self, state: StateT, milestone: int, scores: Mapping[str, float]
     ) -> tuple[StateT, Mapping[str, Decision]]:
-        """Decide on the trials that waited for each other at a milestone."""
+        """Decide on the trials that waited for each other at a milestone; return the new state, and each decision."""
 
     def workers_at(self, t: int) -> int:
-        """Return the workers due to a trial that continues after the milestone `t`."""
+        """Return the number of workers that a trial is due when it continues after the milestone `t`."""
 
     def complete(self, state: StateT, trial: str, t: int, score: float) -> StateT:
-        """Record a trial that ended."""
+        """Return the state after a trial has ended, at epoch `t` with this score."""
 
 
 class FixedWorkers(RASDA):

@@ -84,7 +84,7 @@ def _restricted_value(value: Any, given: Any) -> Any:
 
 
 def _is_of_floats(value: Any) -> bool:
-    """Return whether a value of a space can only become a float, so that an integer is meant as a float."""
+    """Return whether a value of a space draws only floats. An integer that is given for it then means a float."""
     if is_a(value, "Categorical"):
         return all(isinstance(each, float) for each in value.categories)
     return is_a(value, "Float")
@@ -108,7 +108,7 @@ def unknown_keys(config: Mapping[str, Any], space: Space) -> list[str]:
 
 
 def _draws(alternative: Space, config: Mapping[str, Any]) -> bool:
-    """Return whether a branch can draw the values of a configuration."""
+    """Return whether the branch `alternative` can draw all values of a configuration, full or partial."""
     values = reachable(alternative)
     return all(any(_can_be(each, value) for each in values[name]) for name, value in config.items())
 
@@ -130,7 +130,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _agrees(alternative: Space, config: Mapping[str, Any]) -> bool:
-    """Return whether a configuration does not contradict the constants of a branch."""
+    """Return whether a configuration does not contradict the constants of the branch `alternative`."""
     for name, value in alternative.items():
         if is_branching(value):
             if not any(_agrees(each, config) for each in value.categories):

@@ -164,7 +164,7 @@ def describe(space: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tuned(space: Mapping[str, Any]) -> list[str]:
-    """Return the names of the domains in a space, without its constants."""
+    """Return the names of the hyperparameters that a space tunes: those with a domain, not a constant."""
     return [*dict.fromkeys(key for key, value in leaves(space) if _is_domain(value))]
 
 

@@ -107,7 +107,7 @@ _OFF = ("amsgrad", "maximize", "decoupled_weight_decay")
 
 
 class Unfollowed(ValueError):
-    """Raised for a part of a module that `tune` cannot follow."""
+    """Raised for a part of a module that `tune` cannot follow, that is, train as Lightning would."""
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,8 @@ def by_own_trainer(
         "metric": _name(monitor),
         "max_t": epochs,
         "sweep": sweep,
-        # A trial trains in one process, because `Trainer` starts its own ranks.
+        # Limit the race to one process per trial: a `Trainer` starts ranks by itself, and cannot use those of a trial
+        # with several workers.
         "race": replace(race, max_workers=1),
     }
 
@@ -93,7 +94,7 @@ class OwnTrainer:
 
 
 class Reports(Checkpoint):
-    """Reports each epoch with all logged values.
+    """A callback that reports each epoch to the run, with all values that the module logged.
 
     It is a `Checkpoint`, because Lightning calls such callbacks after all others, here after the user's callbacks.
     """
@@ -102,7 +103,7 @@ class Reports(Checkpoint):
         self._worker = worker
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Report the epoch. If the run pauses or stops the trial, this call does not return to the trainer."""
+        """Report the epoch to the run. If this pauses or stops the trial, the call does not return to the trainer."""
         logged = {_name(name): float(value) for name, value in trainer.callback_metrics.items()}
         self._worker.report(logged, lambda: _packed(trainer, pl_module), final=trainer.fit_loop.done)
 
@@ -127,7 +128,7 @@ def _name(logged: str) -> str:
 
 @contextmanager
 def _no_news() -> Iterator[None]:
-    """Silence Lightning's messages about devices and checkpoints, which would appear each time a trial resumes."""
+    """Within the context, silence Lightning's messages on devices and checkpoints, which would come at each resume."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "pytorch_lightning")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -141,7 +142,10 @@ def _no_news() -> Iterator[None]:
 
 @contextmanager
 def _width_scaled_optimizers(worker: Worker) -> Iterator[None]:
-    """Scale the learning rates of new optimizers to the module's width, before schedulers read these rates."""
+    """Within the context, scale the learning rates of each new optimizer to the module's width.
+
+    This happens when the optimizer is made, before schedulers read these rates.
+    """
     made = Optimizer.__init__
 
     def scaled(self: Optimizer, params: Any, defaults: dict[str, Any]) -> None:

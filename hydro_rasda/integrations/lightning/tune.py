@@ -33,7 +33,7 @@ from hydro_rasda.integrations.shared import (
     check_parts,
     first_model,
     narrow_or_full,
-    unaveraged,
+    without_default_ema,
 )
 from hydro_rasda.problem.read_keys import Notes
 from hydro_rasda.problem.width_argument import call_model_fn, check_width_argument, width_form
@@ -130,9 +130,9 @@ def tune_module(
     _check_arguments(module_fn, space, trainer, sweep, race, options)
     data = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders, "datamodule": datamodule}
     if isinstance(trainer, Trainer):
-        asked = {**_followed(module_fn, space, trainer, monitor, sweep, **data), "race": unaveraged(race)}
+        asked = {**_followed(module_fn, space, trainer, monitor, sweep, **data), "race": without_default_ema(race)}
     else:
-        asked = {"space": space, **by_own_trainer(module_fn, trainer, data, monitor, sweep, unaveraged(race))}
+        asked = {"space": space, **by_own_trainer(module_fn, trainer, data, monitor, sweep, without_default_ema(race))}
     tuned, own = tune(module_fn, **asked, **options), reachable(space)
     return LightningResult(**vars(tuned), config={k: v for k, v in tuned.best_config.items() if k in own})
 
@@ -222,7 +222,10 @@ def _loaders_of(datamodule: LightningDataModule, *loaders: Any) -> tuple[Any, An
 
 
 def _constants(trainer: Trainer, loader: Any) -> dict[str, Any]:
-    """Return values for keys that the library reads and the space may lack. The module's optimizer replaces `lr`."""
+    """Return the values of trainer and loader for keys that the library reads and the space may lack.
+
+    The value of `lr` is 1. It has no effect, because the module's optimizer replaces it.
+    """
     clip = trainer.gradient_clip_val or None
     return {"lr": 1.0, "batch_size": getattr(loader, "batch_size", None) or 1, "grad_clip": clip}
 

@@ -144,7 +144,7 @@ def schedule_types() -> list[str]:
 
 
 def sampling_of(args: TrainingArguments) -> str:
-    """Return the order of examples: `train_sampling_strategy`, or `group_by_length` of older transformers."""
+    """Return how `Trainer` orders examples: `train_sampling_strategy`, or `group_by_length` of older transformers."""
     if getattr(args, "group_by_length", False):
         return "group_by_length"
     return word(getattr(args, "train_sampling_strategy", "random"))
@@ -193,7 +193,7 @@ _CHOICES: dict[str, Callable[[], list[str]]] = {"optim": lambda: list(OPTIMIZERS
 
 
 def to_known(config: Any, args: TrainingArguments) -> Any:
-    """Convert a configuration of `sweep.first`, whose names may be those of training arguments."""
+    """Convert a configuration of `sweep.first` to the library's keys; its names may be those of training arguments."""
     if not isinstance(config, Mapping):
         return config  # `tune` raises an error for this value
     return {KEYS.get(name, name): to_key(name, args, value) for name, value in config.items()}
@@ -250,7 +250,7 @@ def with_values(args: TrainingArguments, config: Mapping[str, Any]) -> dict[str,
 
 
 def arguments_with(args: TrainingArguments, values: Mapping[str, Any]) -> TrainingArguments:
-    """Return a copy of the training arguments with new values. Names that are no training arguments are ignored."""
+    """Return a copy of `args` with the new `values`. Names in `values` that are no training arguments are ignored."""
     changed = copy.copy(args)
     for name in [name for name in values if hasattr(args, name)]:
         setattr(changed, name, values[name])

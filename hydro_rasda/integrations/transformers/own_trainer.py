@@ -124,30 +124,30 @@ class OwnTrainer:
 
 
 class Reports(TrainerCallback):  # type: ignore[misc]
-    """Reports each epoch and its evaluation as soon as the next epoch begins or the training ends."""
+    """A callback that reports each epoch and its evaluation to the run when the next epoch begins or training ends."""
 
     def __init__(self, worker: Worker, trainer: Trainer) -> None:
         self._worker, self._trainer = worker, trainer
         self._metrics: dict[str, float] = {}
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
-        """Keep the last training loss."""
+        """Keep the last logged training loss for the report of the epoch."""
         if logs is not None and "loss" in logs:
             self._metrics["train_loss"] = logs["loss"]
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Mapping[str, Any] | None = None, **_: Any
     ) -> None:
-        """Keep the metrics of an evaluation. With several data sets, there are several evaluations."""
+        """Keep the metrics of an evaluation for the report of the epoch. Each validation set has its own evaluation."""
         found = {f"val_{name.removeprefix('eval_')}": value for name, value in (metrics or {}).items()}
         self._metrics.update(found)
 
     def on_epoch_begin(self, *_: Any, **__: Any) -> None:
-        """Report the previous epoch, if it was trained in this call."""
+        """Report the previous epoch to the run, if it was trained since this training began or resumed."""
         self._report()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Report the last epoch."""
+        """Report the last epoch to the run."""
         self._report(final=True)
 
     def _report(self, final: bool = False) -> None:

@@ -25,7 +25,7 @@ from hydro_rasda.integrations.shared import (
     check_parts,
     first_model,
     narrow_or_full,
-    unaveraged,
+    without_default_ema,
 )
 from hydro_rasda.integrations.transformers.arguments import (
     PRECISIONS,
@@ -141,14 +141,15 @@ def tune_trainer(
         if twice := [f"{name}=: {_DECIDED}" for name in options if name in (*DECIDED, "train")]:
             raise ValueError(_CANNOT + "\n- ".join(twice))
         asked = by_own_trainer(trainer_class, model, model_class, args, space, given, sweep)
-        race = replace(race, max_workers=1)  # a trial trains in one process, because `Trainer` starts its own ranks
+        # A trial trains in one process: `Trainer` sets up ranks by itself, not as the workers of a trial.
+        race = replace(race, max_workers=1)
     metric, mode = metric_of(args)
     tuned = tune(
         **asked,
         metric=metric,
         mode=mode,
         seed=args.seed,
-        race=replace(unaveraged(race), keep="best" if args.load_best_model_at_end else "last"),
+        race=replace(without_default_ema(race), keep="best" if args.load_best_model_at_end else "last"),
         **_chosen(args, options),
     )
     values, finish = tuned.best_config, None
@@ -235,7 +236,7 @@ def _refused(
 
 
 def _is_data_set(value: Any) -> bool:
-    """Tell whether a value is a data set, rather than an example of one."""
+    """Tell whether a value is a whole data set, rather than a single example of a data set."""
     rows = isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping)
     return rows or isinstance(value, Dataset) or hasattr(value, "column_names")
 

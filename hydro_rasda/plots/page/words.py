@@ -75,7 +75,7 @@ def configuration(record: RunRecord) -> Facts:
 def row(record: RunRecord, idle: float) -> list[str]:
     """Return the cells of a run in the list of runs: state, best score, metric, progress, trials, failed trials, time.
 
-    A phone shows only the first cells.
+    A phone shows only the first cells. `idle` is the number of seconds since the run last wrote to its journal.
     """
     score, heat = best_score(record)
     best = "" if heat is None else show(score, 4) + f" ({heat})" * (heat != "race")
@@ -85,7 +85,7 @@ def row(record: RunRecord, idle: float) -> list[str]:
 
 
 def counts(record: RunRecord) -> str:
-    """Count the trials by status."""
+    """Say how many trials have each status; after an interruption, add how to resume the run."""
     found = Counter(trial.status for trial in record.trials)
     told = ", ".join(f"{count} {status}" for status, count in found.items())
     state = state_of(record)
@@ -119,7 +119,10 @@ def failures(record: RunRecord) -> list[tuple[str, str, str]]:
 
 
 def environment(asked: Mapping[str, Any], units: Mapping[str, Any]) -> Facts:
-    """Say on which machine, with which versions and on which devices the run was made."""
+    """Say on which machine and devices, with which versions, and for which data and model the run was made.
+
+    `asked` is the content of its `run.json`, and `units` are those of its journal.
+    """
     facts = {name: _words(value) for name, value in asked.get("environment", {}).items()}
     facts.setdefault("python", asked.get("python", ""))
     machines = dict.fromkeys(key.partition(" on ")[2] for key in units if WIDTHS_OF in key)
@@ -140,7 +143,10 @@ def _words(value: Any) -> str:
 
 
 def call_of(asked: Mapping[str, Any]) -> str:
-    """Write the call of `tune` as Python. Values that JSON cannot hold, such as functions, become names."""
+    """Write as Python the call of `tune` that `run.json` (`asked`) records.
+
+    Values that JSON cannot hold, such as functions, become names.
+    """
     digests = asked["digests"]
     own, sweep, race = recorded(asked)
     # Write metric and mode as the user gave them, which may be lists.
@@ -169,7 +175,7 @@ def call_of(asked: Mapping[str, Any]) -> str:
 
 
 def _changed(given: Mapping[str, Any], defaults: object) -> list[str]:
-    """Write the arguments that differ from their defaults, and always `metric`, `mode`, sizes and seed."""
+    """Write as Python the arguments that differ from their defaults, and always `metric`, `mode`, sizes and seed."""
     said = ("metric", "mode", "num_samples", "max_t", "seed")
     changed = {name: value for name, value in given.items() if name in said or value != getattr(defaults, name)}
     return [f"{name}={value!r}" for name, value in changed.items()]
@@ -187,7 +193,7 @@ def _space(space: Any, depth: int) -> str:
 
 
 def domain_of(words: str) -> str:
-    """Write a domain as Python.
+    """Write a domain, given in the words of `run.json`, as the Python call that makes it.
 
     >>> domain_of("float loguniform(0.0001, 1)"), domain_of("integer uniform(1, 5)"), domain_of("choice([32, 64])")
     ('loguniform(0.0001, 1)', 'randint(1, 5)', 'choice([32, 64])')

@@ -230,7 +230,7 @@ def policy(scripts: Iterable[str], served: bool, forms: bool = False) -> str:
     own = "'self' " if served else ""
     rules = {
         "default-src": "'none'",
-        # Plotly's parallel coordinates need 'unsafe-eval', because they compile their WebGL program from text.
+        # Plotly's parallel coordinates need 'unsafe-eval': regl, which draws them, makes JavaScript functions of text.
         "script-src": f"{own}'unsafe-eval' {' '.join(map(digest, scripts))}",
         "style-src": "'unsafe-inline'",  # for Plotly, which sets inline styles
         "img-src": "data: blob:",  # for Plotly's button that saves a figure

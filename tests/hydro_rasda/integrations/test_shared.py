@@ -14,7 +14,7 @@ from torch import nn
 from hydro_rasda import RaceConfig, SweepConfig, loguniform
 from hydro_rasda.integrations.lightning import tune_module
 from hydro_rasda.integrations.peft import tune_adapters
-from hydro_rasda.integrations.shared import narrow_or_full, unaveraged, with_fresh_callbacks
+from hydro_rasda.integrations.shared import narrow_or_full, with_fresh_callbacks, without_default_ema
 from hydro_rasda.integrations.transformers import tune_trainer
 
 CALLS: dict[str, Callable[..., Any]] = {
@@ -31,8 +31,8 @@ def test_unknown_arguments_are_refused_before_all_else(name: str) -> None:
 
 
 def test_nothing_is_averaged_unless_it_is_asked_for() -> None:
-    assert unaveraged(RaceConfig(top_k=2)) == RaceConfig(top_k=2, ema=0)
-    assert unaveraged(RaceConfig(ema=0.1)) == RaceConfig(ema=0.1)
+    assert without_default_ema(RaceConfig(top_k=2)) == RaceConfig(top_k=2, ema=0)
+    assert without_default_ema(RaceConfig(ema=0.1)) == RaceConfig(ema=0.1)
 
 
 def test_a_model_that_cannot_be_narrow_is_swept_at_full_width() -> None:
