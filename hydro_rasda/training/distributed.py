@@ -34,7 +34,7 @@ ARRIVAL = timedelta(minutes=5)
 
 
 def file_store(path: Path, world: int) -> Store:
-    """Return a store in a file, for ranks of one machine. No other user should be able to enter the file's folder."""
+    """Return a store in a file, where ranks of one machine meet. No other user should be able to enter its folder."""
     # Let gloo listen on the loopback interface only. By default, it listens on all interfaces, and anyone who reaches
     # the machine could write into the training.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
@@ -52,7 +52,7 @@ def listening_store(host: str) -> Store:
 
 
 def reached_store(host: str, port: int) -> Store:
-    """Return the store of another rank, which connects to rank 0's store at this address."""
+    """Return the store of any other rank. It connects to rank 0's store at this address."""
     return _tcp_store(host, port, is_master=False)
 
 
@@ -209,6 +209,6 @@ class Joint(nn.Module):
         self.unused = nn.Parameter(torch.zeros(1, dtype=some.dtype, device=some.device))
 
     def forward(self, batch: Batch, whole: bool = False, part: str | None = None) -> dict[str, Tensor]:
-        """Return the metrics of the objective, or of its part `part`; outputs and targets only if `whole`."""
+        """Return the metrics of the objective, or of its part `part`; with outputs and targets if `whole` is true."""
         metrics = (self._objective if part is None else self._turns[part])(self.model, batch)
         return dict(metrics) if whole else scalars(metrics)  # DDP finds tensors in a dict, not in other mappings
