@@ -85,7 +85,7 @@ def find_kinds(
 def _found(
     problem: Problem, parts: Sequence[Sequence[Trial]], pace: HangDetector, deaths: Deaths, until: float
 ) -> dict[int, _Kind]:
-    """Find the kind of each trial. Each of `parts` is built in its own process, all at the same time.
+    """Find the kind of each trial. One process builds the models of each part; all processes run at the same time.
 
     If a process dies or hangs, its part is built again. If another process then dies or hangs at the same trial, that
     trial fails, and the rest of the part is built.
@@ -151,7 +151,7 @@ def _kinds_of(
     until: float,
     notify: Notify = lambda number: None,
 ) -> tuple[dict[int, _Kind], Plans]:
-    """Find the kind of each trial; also return the plans of narrower models, for use in other processes."""
+    """Return the kind of each trial, and the plans by which models were made narrower, for use in other processes."""
     seen: list[_Seen] = []
     found: dict[int, _Kind] = {}
     # Build those models last at which earlier processes died.

@@ -32,7 +32,7 @@ from hydro_rasda.schedulers.ranking import ranked
 from hydro_rasda.settings.config import FULL_TRAININGS, TuneConfig
 
 WIDTH = 1 / 4
-"""Width of the heat's surrogates over that of the model."""
+"""Width of the heat's surrogates, as a ratio of the model's width."""
 
 ENTRANTS = 8
 """Trials that enter the heat, at most."""
@@ -83,7 +83,10 @@ def _finalists(settings: TuneConfig, count: int) -> int:
 
 
 def plan_middle_heat(run: Run, trial: Trial, count: int) -> None:
-    """Decide, once for the whole run, whether it has a middle heat, by the counted operations of a trial's models."""
+    """Decide, once for the whole run, whether it has a middle heat, by the counted operations of a trial's models.
+
+    `count` is the number of configurations in the run.
+    """
     settings = run.settings
     if not _finalists(settings, count) or run.problem.own_loop is not None:
         return

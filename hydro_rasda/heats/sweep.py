@@ -246,7 +246,7 @@ class Sweep(SurrogateHeat):
         return True
 
     def _possible(self, moves: Mapping[int, Move]) -> Mapping[int, Move]:
-        """Return the moves. If a copy's changes break a constraint on configurations, it keeps its source's values."""
+        """Return the moves. If changes break a constraint on configurations, the copy keeps its source's values."""
         copies = {n: move for n, move in moves.items() if isinstance(move, Continue) and move.copy_of is not None}
         if not copies:
             return moves

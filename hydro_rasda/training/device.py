@@ -47,8 +47,8 @@ class Work:
     Attributes:
         load: Returns an earlier task's checkpoint by its key, on the device.
         should_stop: Called after each epoch. Training stops if it returns True.
-        notify: Called after each epoch with the number of epochs (1 for each of the models that train as one), the
-            metrics, and the journal's entry for an epoch of a full-size model (`told_of`).
+        notify: Called after each epoch with the epochs to count (one for each trial of a group), the metrics, and the
+            journal's entry for a full-size model (`told_of`).
         doing: The crash log of this process. It names the task that trains in this process, not in a fork.
     """
 
