@@ -246,7 +246,7 @@ class DevicePool:
         return found
 
     def _in_time(self, answer: Answer) -> Any:
-        """Return the measurements of a device; raise DeviceDied if it died or hangs."""
+        """Wait for a device's measurements, and return them; raise DeviceDied if its process died or hangs."""
         pace = HangDetector("nothing was measured", foreseen=self._run.problem.epoch_seconds)
         until = time.monotonic() + pace.patience
         while answer not in self._ready([answer]):
@@ -421,8 +421,8 @@ class DevicePool:
     def _try_again(self, tasks: Sequence[Task], how: str | None) -> None:
         """Requeue or fail the tasks of a process that died.
 
-        `how` says how the process died. None: it was lost with its machine, and its death does not count against the
-        tasks.
+        `how` says how the process died; None if it was lost with its machine, so that its death does not count against
+        the tasks.
         """
         again = list[Task]()
         for task in tasks:

@@ -70,7 +70,7 @@ class Reporter:
         self._of_models: list[EpochTold] = []
 
     def notify(self, epochs: int, metrics: Mapping[str, list[float]], told: Sequence[EpochTold] = ()) -> None:
-        """Report epochs and the metrics after them, at once or together with later epochs."""
+        """Report to the tuner epochs, the metrics after them and entries for its journal, now or with later epochs."""
         self._epochs, self._metrics = self._epochs + epochs, metrics
         self._of_models += told
         if time.monotonic() - self._told >= _EVERY_S:

@@ -86,7 +86,7 @@ def is_lost(node_id: str) -> bool:
 
 
 def answers(host: str, port: int, within_s: float) -> bool:
-    """Return whether a process listens at an address."""
+    """Return whether a process listens at an address, and accepts a connection within `within_s` seconds."""
     try:
         socket.create_connection((host, port), timeout=within_s).close()
     except OSError:

@@ -163,7 +163,10 @@ class ControllerStage:
         return bool(actors.num_pending_actors) and not actors.num_live_actors
 
     def call_back(self, queue: WaitingQueue, size_of: Callable[[Trial], int], held: int) -> None:
-        """Let trials wait again that were to start with more workers than are left after a node was lost."""
+        """Let trials wait again that were to start with more than the `held` workers that the nodes hold now.
+
+        They hold fewer than before if a node was lost.
+        """
         for trial in queue.given():
             if trial.status == Trial.PENDING and size_of(trial) > held:
                 # Take the request back: Ray would wait forever for a placement group, even if no nodes can hold it.

@@ -125,10 +125,10 @@ class RungHistory:
         }
 
     def know(self, trial: str) -> bool:
-        """Count a trial's scores, also those of an earlier process; return True for a new trial of a new experiment.
+        """From now on, count a trial's scores in `rungs`, also those of an earlier process.
 
-        This is False in a restored experiment: there, a trial that begins anew has a new name, but keeps the bundles to
-        which it had grown.
+        Return True for a new trial of a new experiment. In a restored experiment, return False: there, a trial that
+        begins anew has a new name, but keeps the bundles to which it had grown.
         """
         if trial in self._known:
             return False
