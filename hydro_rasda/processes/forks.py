@@ -99,8 +99,8 @@ def imap_forked(
 
     Args:
         threads: Number of torch threads of each piece.
-        pace: Decides after how many seconds a silent piece is ended. None for a new detector, which ends no piece
-            before the first report.
+        notify: Called in this process with each report of a piece.
+        pace: Ends pieces that are silent too long. None for a new detector, which ends none before a first report.
         crowd: Decides which pieces run at the same time; None for all of them.
         relayed: Holds the warnings that earlier calls gave, so that they are not given again; None if there are none.
     """
@@ -153,7 +153,7 @@ def _are_left(waiting: list[int], pieces: int, crowd: Crowd | None) -> bool:
 
 
 def _answer(connection: Connection, pid: int, kind: str, content: Any) -> Any:
-    """Wait until a child process has ended, and return the result in its last message."""
+    """Wait until a child process has ended, and return the result that its last message has, or `Died`."""
     connection.close()
     why = _waited(pid)
     if kind == "damage":
@@ -179,10 +179,11 @@ def _waited(pid: int) -> str:
 def map_forked(
     pieces: Sequence[Callable[[], Any]], children: int, pace: HangDetector | None = None, until: float = math.inf
 ) -> list[Any]:
-    """Do pieces of work on one thread each, and return their results.
+    """Do each piece of work in a forked process with one torch thread, and return the pieces' results in order.
 
     Args:
-        children: Number of processes at the same time; with 0, this process does all pieces.
+        children: Number of processes at the same time; with 0, this process does all pieces, one after another.
+        pace: Decides after how many seconds without an answer a process is ended; None to wait until `until`.
         until: Time of the monotonic clock at which child processes are ended. This process finishes the piece that it
             has begun.
 
@@ -244,7 +245,10 @@ class RelayedWarnings:
         self._given: set[tuple[Any, ...]] = set()
 
     def give(self, warned: Iterable[Mapping[str, Any]]) -> None:
-        """Give the warnings that are new, in the form of `plain_warning`."""
+        """Warn in this process of each warning of another process that was not given before.
+
+        `warned` has the other process's warnings, as `plain_warning` returns them.
+        """
         for warning in warned:
             if (content := tuple(warning.values())) not in self._given:
                 self._given.add(content)
