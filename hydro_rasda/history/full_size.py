@@ -68,7 +68,7 @@ def tried_targets(history: History, finalists: Sequence[int]) -> list[int]:
 
 
 def trained_spans(units: Mapping[str, Unit]) -> Iterator[tuple[int, Unit]]:
-    """Yield the units that left a checkpoint of a full-size trial, each with the lines of all epochs up to it."""
+    """Yield a trial and its unit for each checkpoint at full size; the unit has the lines of all epochs up to it."""
     live: dict[int, Live] = {}
     for key, unit in units.items():
         if (name := FULL_TRAINING.fullmatch(key)) is None:
@@ -83,7 +83,7 @@ def trained_spans(units: Mapping[str, Unit]) -> Iterator[tuple[int, Unit]]:
 
 
 def is_forgotten(units: Mapping[str, Unit], number: int, unit: Unit) -> bool:
-    """Tell whether a unit is of a full-size training that began early, by a trial that has not entered a race."""
+    """Tell whether a unit records an early full-size training of a trial that has not entered a race."""
     if not (unit.value or {}).get("early"):
         return False
     return not any(number in entered.value for key, entered in units.items() if key.startswith(ENTERED))
