@@ -226,7 +226,7 @@ def read_json(path: Path) -> Any:
 
 
 def matching(folder: Path, pattern: str, inside: int = 0) -> list[Path]:
-    """List the files of a folder whose names match, sorted; none if the folder does not exist.
+    """List the files of a folder whose names match `pattern`, sorted; none if the folder does not exist.
 
     The folder lies `inside` levels below the run's folder.
     """
@@ -297,7 +297,7 @@ _GOES_ON = "once it can be written, the same call goes on from the last finished
 
 @contextlib.contextmanager
 def naming(path: Path, hint: str = _GOES_ON) -> Iterator[None]:
-    """Let system errors, such as a full disk, name the run's file and say how to continue."""
+    """Within the context, let system errors, such as a full disk, name the run's file and say how to continue."""
     try:
         yield
     except (OSError, RuntimeError) as error:
