@@ -37,7 +37,7 @@ _OTHER_OUTPUTS = AttributeError, IndexError, KeyError, TypeError, ValueError
 
 @dataclass(frozen=True)
 class Chance:
-    """The score of a constant prediction.
+    """The chance baseline: the score of a constant prediction, which a trial must beat to have learned anything.
 
     Attributes:
         score: The run's metric for the constant prediction.

@@ -181,7 +181,7 @@ class _Together:
         return parts
 
     def train(self, parts: Mapping[str, int]) -> float:
-        """Remove the trials of a round that `begin` returned. Return the seconds that an epoch of the round takes."""
+        """Count the trials of a round from `begin` as trained. Return the seconds that an epoch of the round takes."""
         longest = 0.0
         for kind, count in parts.items():
             largest, smallest, taken = _round(self._left[kind], self._most[kind], count)

@@ -198,7 +198,7 @@ def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:
 
 
 def _digest(problem: Problem, trial: Trial, surrogate: nn.Module) -> str:
-    """Return a digest of everything that the trials of a group share."""
+    """Return a digest of all that the trials of a group must share. Trials with equal digests are of one kind."""
     # The optimizers are left out: members may have different ones, if these update the same parts of the model. The
     # multipliers are not left out: full-size models of different widths may have equal surrogates, whose learning rates
     # scale differently.

@@ -84,7 +84,7 @@ class _IdleDevices:
         return self.left.pop()
 
     def share(self, kind: str, rates: Mapping[str, float]) -> float:
-        """Return the next device's share of the total speed of all devices left, for trials of a kind.
+        """Return which share of a kind's trials the next device should take: its part of the speed of all devices left.
 
         Args:
             rates: `rates[machine]` is the planned speed of a machine type. It is used unless all devices left have a

@@ -23,7 +23,10 @@ _VERSIONS = re.compile(r"(, \d+ threads)?, torch [^,]*$")
 
 
 class RunPlan:
-    """The plan of a run. It is made before the first group begins, and shown once the sizes of groups are known."""
+    """The plan of a run: how many epochs each heat trains.
+
+    It is made before the first group begins, and shown to the user once the sizes of groups are known.
+    """
 
     def __init__(self, run: Run, devices: Devices, dispatcher: Dispatcher, rule: SweepRule, state: SweepState) -> None:
         self._run, self._dispatcher, self._count = run, dispatcher, state.left

@@ -110,7 +110,7 @@ class RandomSearch:
             check_config(trial.config, strategy)
 
     def recall(self, run: Run) -> None:
-        """Replace the configurations of recorded trials with the recorded ones. Make all trials known to the run."""
+        """Give trials that the run has recorded their recorded configurations. Make all trials known to the run."""
         self.trials = as_recorded(self.trials, run)
         run.known |= {trial.number: trial for trial in self.trials}
 

@@ -83,14 +83,14 @@ def trained_spans(units: Mapping[str, Unit]) -> Iterator[tuple[int, Unit]]:
 
 
 def is_forgotten(units: Mapping[str, Unit], number: int, unit: Unit) -> bool:
-    """Tell whether a unit records an early full-size training of a trial that has not entered a race."""
+    """Tell whether a unit does not count: it records an early full-size training of a trial that entered no race."""
     if not (unit.value or {}).get("early"):
         return False
     return not any(number in entered.value for key, entered in units.items() if key.startswith(ENTERED))
 
 
 def refit_key(number: int, epoch: int) -> str:
-    """Return the name of the unit, and of its checkpoint, that trains a trial's model again up to this epoch."""
+    """Return the name of the unit that trains a trial's model again up to this epoch, and of the unit's checkpoint."""
     return f"race/refit-{number}/to-{epoch}"
 
 

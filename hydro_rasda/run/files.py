@@ -125,7 +125,10 @@ def _open_in(folder: int, path: Path, flags: int) -> int:
 
 @contextlib.contextmanager
 def _folder(path: Path, inside: int) -> Iterator[int]:
-    """Open a folder. The last `inside` names of its path lie in the run's folder and must not be links."""
+    """Within the context, open a folder, and yield its descriptor.
+
+    The last `inside` names of its path lie in the run's folder and must not be links.
+    """
     found = _open_folder(path, inside)
     try:
         yield found

@@ -58,7 +58,7 @@ CHECKPOINTS = "checkpoints"
 
 
 class Store:
-    """One run's folder. Only one process at a time may hold it, but any number of processes can read it.
+    """One run's folder. Only one process at a time may write to it, but any number of processes can read it.
 
     Attributes:
         changes: Messages about differences that this call accepts: other code or data, or a lost part of the journal.

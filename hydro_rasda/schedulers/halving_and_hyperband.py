@@ -112,7 +112,7 @@ class Bracket(SweepRule):
         return self._early(stops, sweep) if sweep.idle else {}
 
     def _decided(self, stop: int, stops: Sequence[int], sweep: SweepState) -> dict[int, Move]:
-        """Let the best trials of a rung continue and stop the others.
+        """Return the moves by which the best trials of a rung continue, and the others stop.
 
         Trials that are kept at the last rung get no move: they wait until the sweep is over.
         """
@@ -127,7 +127,10 @@ class Bracket(SweepRule):
         return moves
 
     def _early(self, stops: Sequence[int], sweep: SweepState) -> dict[int, Move]:
-        """Let trials continue that are among the best of their rung so far. Choose the lowest rung with such trials."""
+        """Return the moves by which trials continue early, because they are among the best of their rung so far.
+
+        Choose the lowest rung with such trials.
+        """
         for stop, above in pairwise(stops):
             if self._holds is None:
                 found = sweep.leading(stop, len(sweep.scores.get(stop, ())) // self._halving.reduction_factor)

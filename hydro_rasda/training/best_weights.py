@@ -56,7 +56,7 @@ def bettered(
 
 
 def kept_epoch(curve: Mapping[int, float], mode: Mode) -> int:
-    """Return the epoch whose weights a training keeps; 0 if no epoch has a finite score.
+    """Return the epoch whose weights a training with these scores by epoch keeps; 0 if no score is finite.
 
     >>> kept_epoch({1: 1.0, 2: 0.2, 3: 0.205, 4: 0.3}, "min"), kept_epoch({1: 1e6, 2: 0.2, 3: 0.205, 4: 0.3}, "min")
     (3, 3)

@@ -18,12 +18,12 @@ Result = TypeVar("Result")
 
 
 def records(problem: Problem) -> bool:
-    """Tell whether settings and device allow training steps as CUDA graphs. An obstacle may still be found later."""
+    """Tell whether settings and device allow CUDA graphs of training steps. An obstacle may still be found later."""
     return problem.settings.graph is not False and can_record(problem.device)
 
 
 def with_graphs(train: Callable[[Problem], Result], problem: Problem) -> Result:
-    """Return `train(problem)`. If recorded steps run out of memory, train again without recording, which takes less."""
+    """Return `train(problem)`. If it runs out of memory with recorded steps (CUDA graphs), train without recording."""
     (result,) = back_off(train, problem, records, lambda asked: [asked.with_settings(graph=False)])
     return result
 

@@ -58,7 +58,7 @@ def stacked(batches: Sequence[Batch], copies: int) -> Batch | None:
 
 
 def members_first(batch: Batch) -> Batch:
-    """Turn tensors [N, K, ...] into views [K, N, ...]."""
+    """Turn a batch's tensors [N, K, ...] into views [K, N, ...], whose first dimension is that of the members."""
     return tree_map(lambda leaf: leaf.movedim(1, 0) if isinstance(leaf, Tensor) else leaf, batch)
 
 

@@ -239,7 +239,7 @@ def states_of(problem: Problem, trials: Mapping[int, Trial], number: int, source
 
 
 def cut_down(problem: Problem, trials: Mapping[int, Trial], task: Task, load: Load) -> dict[str, Any]:
-    """Load the checkpoints from which a task continues, and return the part that holds only the task's members."""
+    """Load the checkpoints from which a task continues, and cut them down to one part with only the task's members."""
     members = task.members
     learner, _ = _resume(problem, trials, members, task.sources, load, task.copies)
     return {"members": list(members), "state": learner.state()}

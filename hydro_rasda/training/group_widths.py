@@ -240,7 +240,7 @@ def _peak(measured: Measured, width: int) -> float:
 
 
 def _updates(trials: Sequence[Trial]) -> str:
-    """Name the work of a step besides its passes for a cache key: the optimizers, and gradient clipping if used."""
+    """Name, for a cache key, the work of a step after its backward pass: the optimizers, and any gradient clipping."""
     named = [(optimizer_name(own), own) for trial in trials for own in configs_of_parts(trial.config).values()]
     kinds = {name for name, _ in named}
     own = {digest(content(read(config, "optimizer"))) for name, config in named if name == OWN}
@@ -332,7 +332,7 @@ def _processor() -> str:
 
 @functools.cache
 def _code() -> str:
-    """Return a digest of the code that is measured; "" if its files cannot be read."""
+    """Return, for a cache key, a digest of the library's code that is measured; "" if its files cannot be read."""
     files = [Path(__file__), *sorted(Path(fusion.__file__).parent.rglob("*.py"))]
     try:
         return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
@@ -411,7 +411,7 @@ def _loss(problem: Problem, model: nn.Module, part: Batch) -> Tensor:
 
 @contextmanager
 def _measuring(problem: Problem) -> Iterator[None]:
-    """Measure with the precision of training and without warnings.
+    """Within the context, compute with the precision of training, and ignore warnings of fused training.
 
     The caller warns of obstacles, because users should see the warnings even if an earlier measurement is used.
     """

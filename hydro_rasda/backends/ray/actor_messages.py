@@ -38,7 +38,10 @@ class _Board:
 
 
 class Bulletin:
-    """The tuner's side, which reads the messages. `coming` is Ray's future of the next messages."""
+    """The tuner's side of the messages: it reads the epochs and warnings that actors send while they train.
+
+    `coming` is Ray's future of the next messages.
+    """
 
     def __init__(self) -> None:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -61,7 +64,7 @@ class Bulletin:
 
 
 class Reporter:
-    """An actor's side, which sends the messages."""
+    """An actor's side of the messages: it sends epochs and warnings to the tuner while the actor trains."""
 
     def __init__(self, board: Any, device: int) -> None:
         self._board, self._device = board, device

@@ -33,7 +33,7 @@ _LONGEST_PATH = 107  # bytes of a socket's path
 
 @contextlib.contextmanager
 def fork_rank(digest: str, payload: Any, job: dict[str, Any]) -> Iterator[Connection]:
-    """Start a rank, and yield a connection to it. When the context ends, so does the rank."""
+    """Let the node's fork server start a rank; yield a connection to it. When the context ends, so does the rank."""
     # All ranks work in the folder of rank 0, if their node has it.
     folder = job.get("cwd", "")
     job = {**job, "environ": dict(os.environ), "cwd": folder if os.path.isdir(folder) else os.getcwd()}

@@ -67,7 +67,7 @@ class _ForkServer:
         self._poll.register(self._wake, select.POLLIN)
 
     def serve(self) -> None:
-        """Fork ranks until the guardian has ended, or no rank has run for `IDLE_S` seconds."""
+        """Fork ranks until the guardian (the node's raylet) has ended, or no rank has run for `IDLE_S` seconds."""
         busy_at = time.monotonic()
         while lives(self._guardian) and time.monotonic() - busy_at < IDLE_S:
             for fd, event in self._poll.poll(_TICK_MS):

@@ -125,7 +125,7 @@ class ControllerStage:
         )
 
     def lose_no_worker(self) -> None:
-        """Replace the manager of placement groups by `SettledGroups`, before any group is requested."""
+        """Let `SettledGroups` manage placement groups, so that no worker is lost. No group may be requested before."""
         actors = self._controller._actor_manager
         groups = actors._resource_manager
         if type(groups) is PlacementGroupResourceManager and not groups._pg_to_request:
