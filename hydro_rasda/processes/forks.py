@@ -100,7 +100,7 @@ def imap_forked(
     Args:
         threads: Number of torch threads of each piece.
         notify: Called in this process with each report of a piece.
-        pace: Ends pieces that are silent too long. None for a new detector, which ends none before a first report.
+        pace: Decides when a silent piece is ended. None for a new detector, which ends none before a first report.
         crowd: Decides which pieces run at the same time; None for all of them.
         relayed: Holds the warnings that earlier calls gave, so that they are not given again; None if there are none.
     """
@@ -153,7 +153,7 @@ def _are_left(waiting: list[int], pieces: int, crowd: Crowd | None) -> bool:
 
 
 def _answer(connection: Connection, pid: int, kind: str, content: Any) -> Any:
-    """Wait until a child process has ended, and return the result that its last message has, or `Died`."""
+    """Wait until a child process has ended, and return the result in its last message, or `Died`."""
     connection.close()
     why = _waited(pid)
     if kind == "damage":
@@ -181,14 +181,18 @@ def map_forked(
 ) -> list[Any]:
     """Do each piece of work in a forked process with one torch thread, and return the pieces' results in order.
 
+    With `children=0`, this process does the pieces one after another, on its own number of threads. An exception that a
+    piece raises then ends the call.
+
     Args:
-        children: Number of processes at the same time; with 0, this process does all pieces, one after another.
+        children: Number of processes at the same time. The next `children` pieces begin once all pieces before them
+            are over.
         pace: Decides after how many seconds without an answer a process is ended; None to wait until `until`.
         until: Time of the monotonic clock at which child processes are ended. This process finishes the piece that it
             has begun.
 
     Returns:
-        The result of each piece; `Died` for a piece whose process died, or that was not done in time.
+        The result of each piece; `Died` for a piece that raised in its process, whose process died, or that was late.
     """
     if not children:
         return [piece() if time.monotonic() < until else LATE for piece in pieces]
@@ -245,7 +249,7 @@ class RelayedWarnings:
         self._given: set[tuple[Any, ...]] = set()
 
     def give(self, warned: Iterable[Mapping[str, Any]]) -> None:
-        """Warn in this process of each warning of another process that was not given before.
+        """Give those warnings of another process that were not given before.
 
         `warned` has the other process's warnings, as `plain_warning` returns them.
         """

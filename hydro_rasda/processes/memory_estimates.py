@@ -108,7 +108,10 @@ def kind_of_group(kind: str, trials: Sequence[Trial]) -> str:
 
 
 def kind_of_target(trial: Trial) -> str:
-    """Return a full-size model's key in `Peaks`. By their configurations, models of equal key take equal memory."""
+    """Return a full-size model's key in `Peaks`.
+
+    Models of equal key take equal memory, as far as configurations tell.
+    """
     config = trial.config
     shapes = {name: value for name, value in config.items() if name not in KEYS and not is_of_part(name)}
     optimizers = [(part, read(own, "optimizer")) for part, own in configs_of_parts(config).items()]
@@ -116,7 +119,7 @@ def kind_of_target(trial: Trial) -> str:
 
 
 def kind_of_own(trial: Trial) -> str:
-    """Return a trial's key in `Peaks` for the user's own loop. Trials that differ only in floats have equal keys."""
+    """Return the key in `Peaks` of a trial of the user's own loop. Trials that differ only in floats share a key."""
     return digest(content({name: value for name, value in trial.config.items() if not isinstance(value, float)}))[:12]
 
 

@@ -157,7 +157,7 @@ def _run_trial(config: dict[str, Any], digest: str, payload: Any, options: dict[
 
 
 def _follow(head: Connection, actors: RankActors, order: tuple[str, Any, dict[str, Any]]) -> None:
-    """Start the other ranks by the arguments `order`; pass rank 0's reports on to Tune until every rank is done."""
+    """Let the other ranks start with `order`; pass rank 0's reports on to Tune until every rank is done."""
     job, pid = order[2], None
     iterations, heard = HangDetector("no iteration was over", job["timeout_s"]), time.monotonic()
     look = heard

@@ -46,7 +46,8 @@ class Experiment:
     def decide(self, trial: Trial, t: int, score: float) -> tuple[Decision, int | None]:
         """Decide whether a trial that reports continues, stops or waits.
 
-        Return the decision and the milestone at which it is taken; the milestone is None if the report decides none.
+        Return the decision and the milestone to which the report belongs. The milestone is None if the report belongs
+        to none, or if the trial was stopped before.
         """
         if t >= self.rung_history.stopped.get(trial.trial_id, math.inf):
             return Decision.STOP, None
@@ -117,7 +118,7 @@ class Experiment:
         return self.grants.of(trial)
 
     def grows(self, trial: Trial, due: int) -> bool:
-        """Return whether a trial gets more workers, up to `due` ones, or waits for nodes that hold them."""
+        """Return whether a trial can get more workers, at most `due`, or waits for nodes that hold them."""
         if due <= self.sizes.of(trial):
             return False
         count = self.sizes.slots.count()
@@ -186,7 +187,7 @@ class Experiment:
         )
 
     def restart_t(self, trial: Trial) -> int:
-        """Return the iteration of a trial's checkpoint; 0 without a checkpoint."""
+        """Return the iteration of a trial's checkpoint; 0 without a checkpoint, or if its metrics lack `time_attr`."""
         latest = trial.latest_checkpoint_result
         if latest is None:
             return 0
@@ -196,7 +197,7 @@ class Experiment:
     def next_start(self, waiting: list[Trial], holding: list[Trial], held: Mapping[str, int], free: int) -> Placement:
         """Choose the trial that starts next, and with how many of the `free` workers.
 
-        `held` maps each trial in `holding` to the number of workers that it holds.
+        `held` maps the id of each trial in `holding`, in the same order, to the number of workers that it holds.
         """
         if not waiting or not free:
             return Placement()

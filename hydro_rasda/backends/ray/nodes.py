@@ -149,7 +149,7 @@ class NodeRequests:
     def _note(self, count: int) -> None:
         """Note how many workers the nodes hold now.
 
-        If nodes have come, restart the wait of trials that need still more workers, because more nodes may come.
+        If nodes have come, restart the wait of trials that still need more workers, because more nodes may come.
         """
         if count > self._had:
             self._until = {due: time.monotonic() + self._wait_s for due in self._until if due > count}

@@ -125,7 +125,7 @@ class ControllerStage:
         )
 
     def lose_no_worker(self) -> None:
-        """Let `SettledGroups` manage placement groups, so that no worker is lost. No group may be requested before."""
+        """Let `SettledGroups` manage placement groups, so that no worker is lost; called before groups are requested."""
         actors = self._controller._actor_manager
         groups = actors._resource_manager
         if type(groups) is PlacementGroupResourceManager and not groups._pg_to_request:
@@ -165,7 +165,7 @@ class ControllerStage:
     def call_back(self, queue: WaitingQueue, size_of: Callable[[Trial], int], held: int) -> None:
         """Let trials wait again that were to start with more than the `held` workers that the nodes hold now.
 
-        They hold fewer than before if a node was lost.
+        The nodes hold fewer workers than before if one of them was lost.
         """
         for trial in queue.given():
             if trial.status == Trial.PENDING and size_of(trial) > held:

@@ -156,7 +156,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         return True
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
-        """Give a new trial its first number of workers, and a restored trial the number for its checkpoint's rung."""
+        """Give a new trial its first number of workers, and a restored trial the number with which it continues."""
         if self._folder != trial.storage.experiment_fs_path:  # also true if the scheduler gets a second experiment
             self._begin(tune_controller, trial)
         new = self._trials.rung_history.know(trial.trial_id)

@@ -176,7 +176,7 @@ class Grants:
         self._noise_scale: dict[str, float] = {}
 
     def note(self, trial: Trial, workers: int, result: Mapping[str, Any]) -> None:
-        """Record the speed and noise scale in a trial's report `result`; the trial trains with `workers` workers."""
+        """Record times, efficiency and noise scale from a trial's report `result`; the trial has `workers` workers."""
         # Skip Ray's time of the first iteration after a start, because it includes the start of the workers.
         later = result.get("iterations_since_restore", 1) > 1
         seconds = result.get(EPOCH_SECONDS, result.get("time_this_iter_s") if later else None)

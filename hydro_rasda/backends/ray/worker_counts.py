@@ -121,7 +121,7 @@ class Sizes:
             self._requests[workers] = PlacementGroupFactory([self._worker] * workers)
         self._workers[trial.trial_id] = workers
         request = self._requests[workers]
-        # Compare only identities, because Ray compares the contents of two requests slower than it updates the trial.
+        # Compare only identities: to compare the contents of two requests takes Ray longer than `update_resources`.
         if trial.placement_group_factory is not request:
             trial.update_resources(request)
 
