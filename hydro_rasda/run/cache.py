@@ -31,7 +31,7 @@ def cache_folder() -> Path:
 
 
 def recall(key: str) -> Measured | None:
-    """Return the measurement that `remember` stored under a key; None if it is missing or older than `WEEKS`.
+    """Return the measurement that `remember` stored under a key; None if it is missing, unreadable or too old.
 
     Its values may be invalid: check them.
     """
@@ -43,7 +43,7 @@ def recall(key: str) -> Measured | None:
 
 
 def remember(key: str, measured: Measured) -> None:
-    """Store a measurement under a key, from which `recall` returns it; warn if it cannot be written."""
+    """Store a measurement under a key, by which `recall` returns it; warn if it cannot be written."""
     try:
         file = _file(key)
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -88,7 +88,7 @@ class Claim:
             raise
 
     def refuse_other(self, known: Mapping[str, Any]) -> None:
-        """Raise RunExists if the folder holds another run; `known` is this call's identity, from `Identity.known`."""
+        """Raise RunExists if the folder holds another run; `known` is what `Identity.known` returned for this call."""
         if self.found is not None:
             refuse_other(self.path, self.found, jsonable(known), self.resume)
 

@@ -63,7 +63,7 @@ class CrashLog:
             self._aside, self._deaths = self._deaths, {}
 
     def suspected(self, what: str) -> int:
-        """Return how many processes in a row died of a piece of work, if enough died to suspect it; otherwise 0."""
+        """Return how many processes in a row died at a piece of work, if enough died to suspect it; otherwise 0."""
         _, count = self._deaths.get(what, (0, 0))
         return count if count >= DEATHS else 0
 
@@ -73,7 +73,7 @@ class CrashLog:
         return any(count >= DEATHS for _, count in self._deaths.values())
 
     def dropped(self, what: str) -> str:
-        """Return the error message of work that is dropped, because processes died of it; "" if it may be done."""
+        """Return the error message of work that is dropped, because processes died at it; "" if it may be done."""
         at, count = self._deaths.get(what, (0, 0))
         return f"{DROPPED} of it {count} times in a row after epoch {at}; {TRY_AGAIN}" if count > DEATHS else ""
 

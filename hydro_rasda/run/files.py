@@ -125,7 +125,7 @@ def _open_in(folder: int, path: Path, flags: int) -> int:
 
 @contextlib.contextmanager
 def _folder(path: Path, inside: int) -> Iterator[int]:
-    """Within the context, open a folder, and yield its descriptor.
+    """Keep a folder open within the context, and yield its descriptor.
 
     The last `inside` names of its path lie in the run's folder and must not be links.
     """

@@ -229,7 +229,7 @@ def _names(code: CodeType) -> tuple[set[str], set[str]]:
 
 
 def _object(value: Any) -> tuple[str, Parts]:
-    """Describe an object of no built-in kind by its class and the state that pickle would store."""
+    """Describe an object for which `_taken_apart` has no case, by its class and the state that pickle would store."""
     cls = type(value)
     try:
         reduced = value.__reduce_ex__(2)

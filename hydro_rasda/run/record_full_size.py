@@ -103,7 +103,7 @@ def record_epochs(
         lines: The trial's metrics since its last record. They begin earlier if the trial trained epochs again.
         state: The content of the checkpoint.
         epoch: The epoch that was reached; None for that of the last line.
-        more: Further keys of the unit's value.
+        more: Further entries of the unit's value.
     """
     key = f"race/trial-{number}/to-{lines[-1]['epoch'] if epoch is None else epoch}"
     run.save(key, state, [number])

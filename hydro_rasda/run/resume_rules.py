@@ -20,7 +20,8 @@ class RunExists(ValueError):
 def refuse_other(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any], resume: str) -> list[str]:
     """Raise RunExists if a call may not continue a run. Otherwise, return how code and data differ, in words.
 
-    `found` is the content of the run's `run.json`, and `asked` is that of the call; see `Identity.asked`.
+    `found` is the content of the run's `run.json`. `asked` is the content that it would have for the call, as returned
+    by `Identity.asked` or `Identity.known`.
     """
     another = f"`name` is {path.name!r}, but the run of that name in {path.parent}"
     deciding, changes = differences(found, asked)

@@ -125,7 +125,7 @@ class ControllerStage:
         )
 
     def lose_no_worker(self) -> None:
-        """Let `SettledGroups` manage placement groups, so that no worker is lost; called before groups are requested."""
+        """Let `SettledGroups` manage placement groups, so that no worker is lost; only before a group is requested."""
         actors = self._controller._actor_manager
         groups = actors._resource_manager
         if type(groups) is PlacementGroupResourceManager and not groups._pg_to_request:
