@@ -185,7 +185,7 @@ class Dispatcher:
         return seconds / lanes
 
     def _task(self, idle: _IdleDevices) -> Task:
-        """Return a task for the next idle device, made of the queued trials that are furthest behind."""
+        """Return a task for the next idle device, made of queued trials whose next milestone is the earliest."""
         run, device = self._run, idle.left[-1]
         queues = self._queues if not run.store.doing.suspects else self._without_suspects()
         span = min(queues, key=lambda span: (span.stop, span.start))

@@ -63,7 +63,7 @@ class Heat(ABC):
 
     @abstractmethod
     def _prepare(self) -> bool:
-        """Before a decision, add to the state the facts that the journal lacks. Return False if none is to be taken."""
+        """Before a decision, add to the state the facts that the journal lacks. Return False if none is due."""
 
     def _possible(self, moves: Mapping[int, Move]) -> Mapping[int, Move]:
         """Return the rule's moves, changed if needed so that all are possible; raise ValueError if they cannot be."""
@@ -75,7 +75,7 @@ class Heat(ABC):
 
     @abstractmethod
     def _decided(self, key: str, unit: Unit) -> None:
-        """Let trials continue as the moves in `unit` say, a decision that the run has just recorded under `key`."""
+        """Let trials continue by the moves in `unit`, which the run has just recorded under `key`."""
 
     def _has_found_enough(self) -> bool:
         """Tell whether a model has reached `stop_at`, so that the heat can end."""

@@ -85,7 +85,7 @@ def _finalists(settings: TuneConfig, count: int) -> int:
 def plan_middle_heat(run: Run, trial: Trial, count: int) -> None:
     """Decide, once for the whole run, whether it has a middle heat, by the counted operations of a trial's models.
 
-    `count` is the number of configurations in the run.
+    `count` is the number of configurations that the run plans to try.
     """
     settings = run.settings
     if not _finalists(settings, count) or run.problem.own_loop is not None:

@@ -104,9 +104,9 @@ class RunPlan:
         return min(self._run.settings.race.top_k if middle is None else middle.finalists, self._count)
 
     def _middle_lines(self, middle: MiddlePlan, swept: float, raced: float) -> Iterator[str]:
-        """Yield lines that tell the user the heats after the sweep, and the cost of all heats in full trainings.
+        """Yield lines that tell the user of the heats after the sweep, and of the cost of all heats in full trainings.
 
-        The cost is that of counted operations; `swept` and `raced` are the epochs of the sweep and of the race.
+        Costs are estimated by counted operations. `swept` and `raced` are the epochs of the sweep and of the race.
         """
         settings, (narrow, wider) = self._run.settings, middle.shares
         epochs, models = min(middle.entrants, self._count) * settings.max_t, settings.models("middle")
@@ -122,7 +122,7 @@ class RunPlan:
 
 
 def middle_piece(run: Run, middle: MiddlePlan, epochs: float) -> Piece:
-    """Estimate the time of `epochs` epochs in the middle heat, from that of a full-size epoch and the operations."""
+    """Estimate the time of epochs in the middle heat, from that of a full-size epoch and the ratio of operations."""
     of_each = run.settings.models("middle") / run.settings.models("race")  # a trial's epoch trains all its models
     seconds = run.problem.steady_epoch_seconds * of_each * middle.shares[-1]
     return Piece(epochs, seconds / max(1, run.time_left.lanes))

@@ -110,7 +110,7 @@ class RandomSearch:
             check_config(trial.config, strategy)
 
     def recall(self, run: Run) -> None:
-        """Give trials that the run has recorded their recorded configurations. Make all trials known to the run."""
+        """Give each trial that the run has recorded its recorded configuration. Make all trials known to the run."""
         self.trials = as_recorded(self.trials, run)
         run.known |= {trial.number: trial for trial in self.trials}
 
@@ -132,7 +132,7 @@ def fitting_sample(
 ) -> tuple[list[Config], bool, bool]:
     """Sample configurations until `wanted` of them fit, or until `DRAWS * wanted` have been drawn.
 
-    `enough(found)` returns True if time is up, when `found` configurations have been found.
+    `enough` is called with the number of configurations found so far. It returns True if time is up.
 
     Returns:
         The configurations; True if they are the fitting points of a grid, whose number may differ from `wanted`; True
@@ -347,9 +347,9 @@ class SearcherSearch:
         return config
 
     def _agree(self, number: int, suggested: list[Config], recorded: Config) -> Config:
-        """Return the recorded configuration of a trial. Let the searcher learn from the trial if it suggested the same.
+        """Return the recorded configuration of a trial.
 
-        If it suggested the same, return the suggestion itself.
+        If the searcher suggested the same, return the suggestion itself, and let the searcher learn from the trial.
         """
         recorded = with_objects(restore(recorded, self._hidden, self._space), self._space)
         if jsonable(suggested[:1]) == jsonable([recorded]):
