@@ -68,7 +68,10 @@ def tried_targets(history: History, finalists: Sequence[int]) -> list[int]:
 
 
 def trained_spans(units: Mapping[str, Unit]) -> Iterator[tuple[int, Unit]]:
-    """Yield a trial and its unit for each checkpoint at full size; the unit has the lines of all epochs up to it."""
+    """Yield a trial and its unit for each checkpoint at full size.
+
+    The unit has the lines of all epochs that the trial trained since its checkpoint before.
+    """
     live: dict[int, Live] = {}
     for key, unit in units.items():
         if (name := FULL_TRAINING.fullmatch(key)) is None:

@@ -116,7 +116,7 @@ class Live:
     lines: dict[int, JournalLine] = field(default_factory=dict)
 
     def take(self, epoch: int, lines: Iterable[JournalLine]) -> None:
-        """Add the lines of the epoch that the training has just reached."""
+        """Add lines of epochs; `epoch` is the last of them, which the training has just reached."""
         self.epoch = epoch
         self.lines |= by_epoch(lines)
 
@@ -468,7 +468,7 @@ class History(Curves):
                 heat.state.come(number, {epoch: self.score_at(name, number, epoch) for epoch in epochs})
 
     def place(self) -> None:
-        """If places (`Comparison.places`) order the trials, compute all places at each milestone with a new trial."""
+        """If places (`Comparison.places`) order trials, compute all at each milestone that another trial reached."""
         for stop in sorted(self._unplaced):
             values = {number: self.values_at("sweep", number, stop) for number in self.sweep.scores[stop]}
             self.sweep.place(stop, self.settings.comparison.places(values))

@@ -139,7 +139,7 @@ def front_of(points: Mapping[int, Point], modes: Sequence[Mode]) -> list[int]:
 
 
 def violation(values: Mapping[str, float], bounds: Mapping[str, Bounds]) -> float:
-    """Return by how much values break their bounds, relative to each bound, in sum; infinite if one is NaN or missing.
+    """Return the sum by which values break bounds, each relative to its bound; infinite if one is NaN or missing.
 
     >>> violation({"macs": 150.0, "val_error": 0.5}, {"macs": (None, 100.0), "val_error": (0.25, 1.0)})
     0.5
