@@ -143,7 +143,7 @@ def may_decay(config: Mapping[str, Any]) -> bool:
 
 
 def _at_points(steps: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the values of a schedule (a list from `schedule_of`) at points that are evenly spread over the training."""
+    """Return the values of a schedule from `schedule_of` at points that are evenly spread over the training."""
     shares = [(at + 0.5) / _POINTS for at in range(_POINTS)]
     return [next(value for start, value in reversed(steps) if start <= share) for share in shares]
 

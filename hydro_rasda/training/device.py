@@ -181,9 +181,10 @@ class DeviceTrainer:
         return joined(self._settled(part, outcomes[i], forked, deaths) for i, part in enumerate(tasks))
 
     def _train_models(self, tasks: Sequence[Task], work: Work, devices: int) -> Iterator[Finished]:
-        """Train several models at the same time, full-size ones or those of the user's own loop; yield each outcome.
+        """Train full-size models, or models of the user's own loop, at the same time; yield each outcome.
 
-        The fewer models share the device, the more threads each of them has.
+        The fewer models share the device, the more threads each of them has. If `children` is 0, they train one after
+        another.
         """
         self.forget_group()
         if not self.children:
@@ -231,7 +232,10 @@ class DeviceTrainer:
             return train_full_size_trial(self._problem, work.trials[task.number], task, state, *told)
 
     def _settled(self, task: Task, outcome: Outcome | Died, forked: _Forked, deaths: Deaths) -> Outcome:
-        """Return a task's outcome. If the task's process died, first train the task again, alone on the device."""
+        """Return a task's outcome. A task whose process died trains again until it is done or fails.
+
+        It then has the device to itself, and may be split into halves; see `Deaths`.
+        """
         if isinstance(outcome, Outcome):
             return outcome
         following = deaths.of(task, outcome.how)
@@ -242,7 +246,8 @@ class DeviceTrainer:
     def _forked(self, tasks: Sequence[Task], work: Work, threads: int) -> Iterator[tuple[int, Any]]:
         """Train each task in its own process, as many at a time as memory and cores allow.
 
-        Yield each task's index in `tasks` with its outcome, or with `Died`. Record the memory peaks of the processes.
+        Yield each task's index in `tasks` with its outcome, or with `Died`. A task that does not begin, because `over`
+        returns True, is left out. Record the memory peaks of the processes.
         """
         kinds = [self._kind(task, work) for task in tasks]
         peaks = self._peaks_of(tasks[0].heat, tasks[0].width)

@@ -43,7 +43,7 @@ def full_size_learner(problem: Problem, trial: Trial, shard: Shard = ALONE) -> S
 
 
 def told_of(task: Task, epoch: int, metrics: EpochMetrics) -> list[EpochTold]:
-    """Return the entry that tells the journal of an epoch, if the task is one of the race; else an empty list."""
+    """Return a list with the journal's entry for an epoch, if the task is one of the race; else an empty list."""
     if FULL_TRAINING.fullmatch(task.key) is None:
         return []
     return [(task.number, epoch, {name: values[0] for name, values in metrics.items()})]

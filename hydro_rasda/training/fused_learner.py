@@ -108,9 +108,9 @@ class FusedLearner:
         return self._update(batch) if self._graph is None else self._graph(batch)
 
     def side_by_side(self, batches: Sequence[Batch]) -> Batch | None:
-        """Join the batches of a trial's models into one batch [N, K, ...] for all K members; None if they differ.
+        """Join the batches of a trial's models into one batch [N, K, ...] for all K members.
 
-        `stacked` says in what batches must not differ.
+        Return None if the batches cannot be joined, for example because their shapes differ; see `stacked`.
         """
         return stacked(batches, self.fused.K // self._models)
 

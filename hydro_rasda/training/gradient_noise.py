@@ -23,9 +23,10 @@ _AT_ONCE = 64
 
 
 class _Step:
-    """The squared norms of a step's gradients, for each DDP bucket, still on the device.
+    """The squared norms of a step's gradients, one for each DDP bucket, still on the device.
 
-    `own` has the norms of the mean gradient of `small` examples, and `averaged` those of `big` examples.
+    `own` has those of the mean gradient of `small` examples, times `weight` squared. `averaged` has those of the mean
+    gradient of `big` examples.
     """
 
     def __init__(self, small: float, big: float, weight: float) -> None:
@@ -156,7 +157,7 @@ class GradientNoise:
             self._signal, self._noise, self._measured = state["signal"], state["noise"], True
 
     def _average(self, bucket: Any) -> torch.futures.Future[Tensor]:
-        """Average a bucket of gradients over the ranks as DDP would, and note its norms before and after.
+        """Average a bucket of gradients over the ranks as DDP would, and note its squared norms before and after.
 
         DDP calls this method as its communication hook.
         """

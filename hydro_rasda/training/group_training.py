@@ -48,7 +48,7 @@ class LiveGroup:
         self._learner: FusedLearner | None = None
 
     def put(self, key: str, group: Group, trials: Mapping[int, Trial], learner: FusedLearner) -> None:
-        """Keep a group and its learner, so that `take` can reuse them; `key` is the task that trained the group."""
+        """Keep a group and its learner, so that `take` can reuse them; `key` is that of the task that trained them."""
         learner.optimizer.zero_grad()
         self._key, self._group, self._learner = key, group, learner
         self._trials = {number: trials[number] for number in group.members}
@@ -239,7 +239,7 @@ def states_of(problem: Problem, trials: Mapping[int, Trial], number: int, source
 
 
 def cut_down(problem: Problem, trials: Mapping[int, Trial], task: Task, load: Load) -> dict[str, Any]:
-    """Load the checkpoints from which a task continues, and cut them down to one part with only the task's members."""
+    """Load the checkpoints from which a task continues. Return one part that holds only the task's members."""
     members = task.members
     learner, _ = _resume(problem, trials, members, task.sources, load, task.copies)
     return {"members": list(members), "state": learner.state()}

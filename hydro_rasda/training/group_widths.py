@@ -315,7 +315,7 @@ def _is_sound(measured: Measured) -> bool:
 
 
 def machine(device: torch.device) -> str:
-    """Name the type of a device for cache keys: devices of the same name have the same fastest widths."""
+    """Name the type of a device. Devices of the same name have the same fastest widths."""
     name = f"{_processor()}, {counted(os.cpu_count() or 1, 'core')}, {counted(torch.get_num_threads(), 'thread')}"
     return f"{torch.cuda.get_device_name(device) if device.type == 'cuda' else name}, torch {torch.__version__}"
 

@@ -76,7 +76,7 @@ def train_epochs(
 
 
 def keep_best(learners: Sequence[SingleLearner], problem: Problem, epoch: int, metrics: EpochMetrics) -> EpochMetrics:
-    """Remember the weights of this epoch of a full-size training, if `race.keep` is "best" and `bettered` chooses them.
+    """Remember the weights of this epoch of a full-size training, if `race.keep` is "best" and `bettered` chooses it.
 
     Args:
         learners: The learners of a trial's models.

@@ -353,7 +353,7 @@ def evaluate_parts(
 
 
 def _continued(group: Mapping[str, Any], before: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return this learner's parameter group with the values that the optimizer learned in the saved group `before`.
+    """Return this learner's parameter group `group`, with the learned values of the saved group `before`.
 
     Some optimizers, such as Prodigy, keep learned values in their parameter groups.
     """
