@@ -148,7 +148,7 @@ class LocalDevice:
         self._left.update(task.members)
 
     def finished(self) -> Sequence[Finished]:
-        """Return the next task, or part of a task, that is done; an empty list if the others will not begin."""
+        """Return the next task, or part of a task, that is done; an empty list if the remaining ones will not begin."""
         if self._training is None:
             self._training = self._device.train(list(self._tasks), self._work(self._tasks[0].heat))
         finished = next(self._training, None)
@@ -159,7 +159,7 @@ class LocalDevice:
         return [] if finished is None else [finished]
 
     def close(self) -> None:
-        """End the training and its processes."""
+        """End the training that is under way, and its forked processes."""
         if self._training is not None:
             self._training.close()
 

@@ -26,7 +26,7 @@ class DeviceDied(Exception):
 
 
 class Answer(Protocol):
-    """An answer that a device's process will give."""
+    """The answer to a request, which a device's process will give."""
 
     def result(self) -> Any:
         """Wait for the answer; raise DeviceDied if there will be none."""
@@ -37,7 +37,7 @@ class DeviceProcess(Protocol):
     """A process that holds a `Trainer` and carries out one request after another."""
 
     def ask(self, method: str, *arguments: Any) -> Answer:
-        """Let the process call a method of its trainer. This returns at once."""
+        """Let the process call a method of its trainer; return at once, before the method has returned."""
         ...
 
     def end(self) -> None:
@@ -137,7 +137,7 @@ class DevicePool:
         self._warnings = RelayedWarnings()
 
     def _process(self, device: int) -> DeviceProcess:
-        """Start a device's process. This returns at once."""
+        """Start a device's process, and return without waiting for it."""
         raise NotImplementedError
 
     def _ready(self, answers: Sequence[Answer]) -> Sequence[Answer]:
@@ -164,7 +164,7 @@ class DevicePool:
         return False
 
     def begin(self) -> None:
-        """Start all processes now, before they are asked for. This returns at once."""
+        """Start all processes now, before the first task needs them, and return without waiting for them."""
         self._devices = {device: self._opened(device) for device in range(self._count)}
 
     def _opened(self, device: int) -> _OpenDevice:
@@ -246,7 +246,7 @@ class DevicePool:
         return found
 
     def _in_time(self, answer: Answer) -> Any:
-        """Return the measurements of a device; raise DeviceDied if it died or hangs."""
+        """Wait for a device's measurements, and return them; raise DeviceDied if its process died or hangs."""
         pace = HangDetector("nothing was measured", foreseen=self._run.problem.epoch_seconds)
         until = time.monotonic() + pace.patience
         while answer not in self._ready([answer]):
@@ -289,7 +289,7 @@ class DevicePool:
                 device.answer = device.process.ask("train_rank", tasks[0], given, place, work.meeting)
 
     def _places(self, task: Task, world: int) -> Sequence[RankPlace]:
-        """Return the places of the ranks that train a full-size trial."""
+        """Return the place of each of the `world` ranks that train a full-size trial together."""
         run, number = self._run, task.number
         before = run.store.units()[task.source].value if task.source is not None else {}
         carried = {name: before[name] for name in ("rescaled", "measured") if name in before}
@@ -421,8 +421,8 @@ class DevicePool:
     def _try_again(self, tasks: Sequence[Task], how: str | None) -> None:
         """Requeue or fail the tasks of a process that died.
 
-        `how` says how the process died. None: it was lost with its machine, and its death does not count against the
-        tasks.
+        `how` says how the process died; None if it was lost with its machine, so that its death does not count against
+        the tasks.
         """
         again = list[Task]()
         for task in tasks:

@@ -17,7 +17,7 @@ from hydro_rasda.training.worker_reports import SCALING_EFFICIENCY, noise_in_wor
 
 
 class WorkerNumbers:
-    """The numbers of workers of a run's full-size trials.
+    """Decide with how many workers each full-size trial of a run trains.
 
     Args:
         grows: Used if `race.workers` is 1 and `race.max_workers` is None. If True, trials grow all the same. If False,

@@ -37,7 +37,7 @@ _OTHER_OUTPUTS = AttributeError, IndexError, KeyError, TypeError, ValueError
 
 @dataclass(frozen=True)
 class Chance:
-    """The score of a constant prediction.
+    """The chance baseline: the score of a constant prediction, which a trial must beat to have learned anything.
 
     Attributes:
         score: The run's metric for the constant prediction.
@@ -91,6 +91,8 @@ def unbeaten_chance(run: Run, heat: HeatName, scores: Mapping[int, float]) -> Ch
 
 def chance_of(problem: Problem, batch_size: int, classes: bool) -> Chance | None:
     """Return the score of the best constant prediction. The constant is the class frequencies, or the mean target.
+
+    `classes` tells whether integer targets are classes; if they are not, the score is unknown.
 
     Return None if the score is unknown, for example because the loss does not accept such a prediction. Warn if the
     user's loss or data raise any other error, and no constant could be measured.
@@ -163,7 +165,7 @@ class _Says(nn.Module):
 
 
 def _measured(problem: Problem, constant: Tensor, data: Batches, batch_size: int) -> dict[str, float]:
-    """Return the metrics of a constant prediction; `predictions` counts the targets that were predicted."""
+    """Return the metrics of a constant prediction on `data`, with the number of predicted targets as "predictions"."""
     predictions = 0
 
     def batches() -> Iterator[tuple[Mapping[str, Tensor], int]]:

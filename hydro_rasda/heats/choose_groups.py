@@ -71,7 +71,7 @@ def next_groups(waiting: Mapping[str, WaitingKind], cores: int = 1, share: float
 
 
 def _next_round(waiting: Mapping[str, WaitingKind], cores: int) -> Round:
-    """Return the first round of the plan that trains an epoch of all trials faster.
+    """Choose the plan that trains an epoch of all trials faster, and return its first round.
 
     One plan gives all cores to one kind after the other. The other plan gives one core to each of several kinds.
     """
@@ -103,7 +103,7 @@ def _beside(of: WaitingKind, cores: int) -> int:
 
 
 def _round(trials: int, most: int, parts: int) -> tuple[int, int, int]:
-    """Return the largest size, the smallest size and the sum of all sizes in `_sizes`, without building the list.
+    """Return the largest, the smallest and the sum of the sizes that `_sizes` returns, without building the list.
 
     >>> _round(10, most=4, parts=2), _round(8, most=4, parts=2)
     ((3, 2, 5), (4, 4, 8))
@@ -126,7 +126,7 @@ def _seconds_apart(waiting: Mapping[str, WaitingKind], cores: int) -> float:
 
 
 def _together(waiting: Mapping[str, WaitingKind], cores: int, limit: float) -> dict[str, int]:
-    """Return the number of cores of each kind in the first round of `_Together`.
+    """Return how many cores each kind gets in the first of the rounds that `_Together` plans.
 
     Return an empty dict if these rounds take `limit` seconds or more for one epoch of all trials.
     """
@@ -139,7 +139,7 @@ def _together(waiting: Mapping[str, WaitingKind], cores: int, limit: float) -> d
 
 
 class _Together:
-    """Rounds in which each of the slowest kinds has one core. Each core that is left goes to the slowest of them.
+    """Plan rounds in which each of the slowest kinds has one core. Each core that is left goes to the slowest of them.
 
     A kind that does not fit into memory beside slower kinds waits for a later round.
     """
@@ -181,7 +181,7 @@ class _Together:
         return parts
 
     def train(self, parts: Mapping[str, int]) -> float:
-        """Remove the trials of a round that `begin` returned. Return the seconds that an epoch of the round takes."""
+        """Count the trials of a round from `begin` as trained. Return the seconds that an epoch of the round takes."""
         longest = 0.0
         for kind, count in parts.items():
             largest, smallest, taken = _round(self._left[kind], self._most[kind], count)

@@ -23,7 +23,7 @@ from hydro_rasda.space.domains import plain
 
 
 class Costs:
-    """The costs of configurations. Costs that the settings name are measured, at most once for each configuration."""
+    """Measure the costs that the settings name, such as "params", at most once for each configuration."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._names = run, run.settings.comparison.costs

@@ -175,7 +175,7 @@ def _lineages(run: Run) -> dict[int, list[Ancestor]]:
 
 
 def _of_last_values(found: Mapping[int, Sequence[Ancestor]], finalists: Sequence[int]) -> list[str]:
-    """Return one line that names the keys whose last values the finalists keep; no line if no key changed."""
+    """Return a line that tells the user which keys' last values the finalists keep; no line if no key changed."""
     changed = ", ".join({key: None for number in finalists for key in schedule_of(found[number])})
     line = f"finalists go on with their last values of {changed}: `best_schedule` has the earlier ones"
     return [line] if changed else []

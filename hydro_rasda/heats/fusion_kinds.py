@@ -85,7 +85,7 @@ def find_kinds(
 def _found(
     problem: Problem, parts: Sequence[Sequence[Trial]], pace: HangDetector, deaths: Deaths, until: float
 ) -> dict[int, _Kind]:
-    """Find the kind of each trial. Each of `parts` is built in its own process, all at the same time.
+    """Find the kind of each trial. One process builds the models of each part; all processes run at the same time.
 
     If a process dies or hangs, its part is built again. If another process then dies or hangs at the same trial, that
     trial fails, and the rest of the part is built.
@@ -151,7 +151,7 @@ def _kinds_of(
     until: float,
     notify: Notify = lambda number: None,
 ) -> tuple[dict[int, _Kind], Plans]:
-    """Find the kind of each trial; also return the plans of narrower models, for use in other processes."""
+    """Return the kind of each trial, and the plans by which models were made narrower, for use in other processes."""
     seen: list[_Seen] = []
     found: dict[int, _Kind] = {}
     # Build those models last at which earlier processes died.
@@ -198,7 +198,7 @@ def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:
 
 
 def _digest(problem: Problem, trial: Trial, surrogate: nn.Module) -> str:
-    """Return a digest of everything that the trials of a group share."""
+    """Return a digest of all that the trials of a group must share. Trials with equal digests are of one kind."""
     # The optimizers are left out: members may have different ones, if these update the same parts of the model. The
     # multipliers are not left out: full-size models of different widths may have equal surrogates, whose learning rates
     # scale differently.

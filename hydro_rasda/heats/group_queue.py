@@ -84,7 +84,7 @@ class _IdleDevices:
         return self.left.pop()
 
     def share(self, kind: str, rates: Mapping[str, float]) -> float:
-        """Return the next device's share of the total speed of all devices left, for trials of a kind.
+        """Return which share of a kind's trials the next device should take: its part of the speed of all devices left.
 
         Args:
             rates: `rates[machine]` is the planned speed of a machine type. It is used unless all devices left have a
@@ -103,7 +103,7 @@ class _IdleDevices:
 
 
 class Dispatcher:
-    """The trials of a heat that may begin. It makes the tasks that train these trials.
+    """Queue the trials of a heat that wait for a device, and put them into tasks for idle devices.
 
     Args:
         heat: Name of the heat.
@@ -150,7 +150,7 @@ class Dispatcher:
         return self._run.problem.library_keys(self._run.history.trials[number].config)
 
     def __bool__(self) -> bool:
-        """Tell whether any trial may begin."""
+        """Tell whether any trial waits in the queue."""
         return bool(self._queues)
 
     def tasks(self, idle: Sequence[int]) -> Iterator[tuple[int, Task]]:
@@ -185,7 +185,7 @@ class Dispatcher:
         return seconds / lanes
 
     def _task(self, idle: _IdleDevices) -> Task:
-        """Return a task for the next idle device."""
+        """Return a task for the next idle device, made of queued trials whose next milestone is the earliest."""
         run, device = self._run, idle.left[-1]
         queues = self._queues if not run.store.doing.suspects else self._without_suspects()
         span = min(queues, key=lambda span: (span.stop, span.start))
@@ -265,7 +265,10 @@ class Dispatcher:
         return {kind: self._widths[machine, kind] for kind in of_kind}
 
     def _plan(self, device: int, of_kind: Mapping[str, Iterable[int]]) -> None:
-        """Read from the journal how to group these kinds. If the journal does not say, let the device measure it."""
+        """Set in `_widths` how a device groups the trials of these kinds.
+
+        If the journal has no earlier measurement for this type of device, let the device measure now.
+        """
         run, machine = self._run, self._devices.machine(device)
         names = {kind: f"{self._heat.name}{WIDTHS_OF}{kind} on {machine}" for kind in of_kind}
         trials = {

@@ -20,7 +20,7 @@ from hydro_rasda.schedulers.sweep_rule import checked_moves, plain_move
 
 
 class Heat(ABC):
-    """A heat under way.
+    """A heat under way: devices train its trials, and a rule decides which of them continue.
 
     Attributes:
         name: The name of the heat in its tasks and journal lines.
@@ -49,7 +49,7 @@ class Heat(ABC):
                 self.take(finished)
 
     def _decide(self) -> bool:
-        """Ask the rule for moves, and record them. Return True if a trial continues or is dropped."""
+        """Ask the rule which trials continue or stop, and record these moves. Return True if there are any."""
         if not self._prepare():
             return False
         state = self.state
@@ -63,19 +63,19 @@ class Heat(ABC):
 
     @abstractmethod
     def _prepare(self) -> bool:
-        """Add to the state the facts that the journal lacks. Return False if the rule has nothing to decide."""
+        """Before a decision, add to the state the facts that the journal lacks. Return False if none is due."""
 
     def _possible(self, moves: Mapping[int, Move]) -> Mapping[int, Move]:
-        """Return the moves, changed if needed so that all are possible. Raise ValueError if that is impossible."""
+        """Return the rule's moves, changed if needed so that all are possible; raise ValueError if they cannot be."""
         return moves
 
     @abstractmethod
     def _decision_key(self, moves: Mapping[int, Move]) -> str:
-        """Return the name under which the journal keeps a decision."""
+        """Return the name under which the journal keeps the decision with these moves."""
 
     @abstractmethod
     def _decided(self, key: str, unit: Unit) -> None:
-        """Continue the trials of a decision that the run has just recorded."""
+        """Let trials continue by the moves in `unit`, which the run has just recorded under `key`."""
 
     def _has_found_enough(self) -> bool:
         """Tell whether a model has reached `stop_at`, so that the heat can end."""

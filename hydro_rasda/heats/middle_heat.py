@@ -32,7 +32,7 @@ from hydro_rasda.schedulers.ranking import ranked
 from hydro_rasda.settings.config import FULL_TRAININGS, TuneConfig
 
 WIDTH = 1 / 4
-"""Width of the heat's surrogates over that of the model."""
+"""Width of the heat's surrogates, as a ratio of the model's width."""
 
 ENTRANTS = 8
 """Trials that enter the heat, at most."""
@@ -83,7 +83,10 @@ def _finalists(settings: TuneConfig, count: int) -> int:
 
 
 def plan_middle_heat(run: Run, trial: Trial, count: int) -> None:
-    """Decide, once for the whole run, whether it has a middle heat, by the counted operations of a trial's models."""
+    """Decide, once for the whole run, whether it has a middle heat, by the counted operations of a trial's models.
+
+    `count` is the number of configurations that the run plans to try.
+    """
     settings = run.settings
     if not _finalists(settings, count) or run.problem.own_loop is not None:
         return
@@ -124,7 +127,7 @@ class MiddleHeat(SurrogateHeat):
         self._plan = plan
 
     def between(self, swept: Sequence[int]) -> list[int]:
-        """Train the sweep's finalists to `max_t`. Return the trials that train at full size, best first."""
+        """Train the sweep's finalists on wider surrogates to `max_t`. Return those for the race, best first."""
         run, history, count = self._run, self._run.history, self._plan.finalists
         if self._has_found_enough():
             return [*swept]
@@ -145,7 +148,7 @@ class MiddleHeat(SurrogateHeat):
         return self._ended_in_time(swept) if self.state.training else self._ended(swept)
 
     def _enter(self, swept: Sequence[int]) -> None:
-        """Let the sweep's finalists enter, and find their fusion kinds.
+        """Let the sweep's finalists enter this heat, and find their fusion kinds.
 
         Trials that an earlier call let enter keep the epochs that they have trained.
         """
@@ -179,7 +182,7 @@ class MiddleHeat(SurrogateHeat):
         return not self._run.out_of_time("sweep")
 
     def _ended(self, swept: Sequence[int]) -> list[int]:
-        """Record and announce the finalists; if no trial has a score, take those that the sweep ranked first."""
+        """Record and announce the heat's finalists; if no trial has a score, take those that the sweep ranked first."""
         run, end, finalists = self._run, self._run.settings.max_t, self._run.history.middle_finalists
         recalled, best = finalists is not None, [*self._rule.finalists(self.state)]
         if finalists is None:

@@ -148,7 +148,10 @@ class Race(Heat):
         return bool(there)
 
     def _see_scores(self, stop: int, there: Sequence[int]) -> None:
-        """Add to the state the trials' places (`Comparison.places`), and whether none beats a constant prediction."""
+        """Add to the state how the trials `there` compare at the milestone `stop`, which they have reached.
+
+        Note whether no trial beats a constant prediction. If places order the trials, note these (`Comparison.places`).
+        """
         run, state = self._run, self.state
         scores = {number: deciding_curve(run.history, number).get(stop, math.nan) for number in there}
         if run.settings.comparison.by_place:

@@ -23,7 +23,10 @@ _VERSIONS = re.compile(r"(, \d+ threads)?, torch [^,]*$")
 
 
 class RunPlan:
-    """The plan of a run. It is made before the first group begins, and shown once the sizes of groups are known."""
+    """The plan of a run: how many epochs each heat trains.
+
+    It is made before the first group begins, and shown to the user once the sizes of groups are known.
+    """
 
     def __init__(self, run: Run, devices: Devices, dispatcher: Dispatcher, rule: SweepRule, state: SweepState) -> None:
         self._run, self._dispatcher, self._count = run, dispatcher, state.left
@@ -101,7 +104,10 @@ class RunPlan:
         return min(self._run.settings.race.top_k if middle is None else middle.finalists, self._count)
 
     def _middle_lines(self, middle: MiddlePlan, swept: float, raced: float) -> Iterator[str]:
-        """Describe the heats after the sweep, and the cost of all heats in full trainings, by counted operations."""
+        """Yield lines that tell the user of the heats after the sweep, and of the cost of all heats in full trainings.
+
+        Costs are estimated by counted operations. `swept` and `raced` are the epochs of the sweep and of the race.
+        """
         settings, (narrow, wider) = self._run.settings, middle.shares
         epochs, models = min(middle.entrants, self._count) * settings.max_t, settings.models("middle")
         ratio = Fraction(middle.width).limit_denominator(64)

@@ -58,7 +58,7 @@ class Search(Protocol):
     late: bool  # True if time was up before all configurations were drawn
 
     def next_trials(self) -> list[Trial]:
-        """Return the next batch; an empty list if there are no more trials."""
+        """Return the next batch of trials; an empty list if there are no more."""
         ...
 
     def hear(self, key: str, unit: Unit) -> None:
@@ -110,7 +110,7 @@ class RandomSearch:
             check_config(trial.config, strategy)
 
     def recall(self, run: Run) -> None:
-        """Replace the configurations of recorded trials with the recorded ones. Make all trials known to the run."""
+        """Give each trial that the run has recorded its recorded configuration. Make all trials known to the run."""
         self.trials = as_recorded(self.trials, run)
         run.known |= {trial.number: trial for trial in self.trials}
 
@@ -121,16 +121,18 @@ class RandomSearch:
         return self.trials
 
     def hear(self, key: str, unit: Unit) -> None:
-        """Random sampling does not learn."""
+        """Do nothing, because random sampling does not learn."""
 
     def close(self, number: int) -> None:
-        """Random sampling does not learn."""
+        """Do nothing, because random sampling does not learn."""
 
 
 def fitting_sample(
     space: Mapping[str, Any], wanted: int, seed: int, fits: Fits | None, enough: Callable[[int], bool]
 ) -> tuple[list[Config], bool, bool]:
     """Sample configurations until `wanted` of them fit, or until `DRAWS * wanted` have been drawn.
+
+    `enough` is called with the number of configurations found so far. It returns True if time is up.
 
     Returns:
         The configurations; True if they are the fitting points of a grid, whose number may differ from `wanted`; True
@@ -345,7 +347,10 @@ class SearcherSearch:
         return config
 
     def _agree(self, number: int, suggested: list[Config], recorded: Config) -> Config:
-        """Return the recorded configuration. If the searcher's suggestion is equal, return the suggestion itself."""
+        """Return the recorded configuration of a trial.
+
+        If the searcher suggested the same, return the suggestion itself, and let the searcher learn from the trial.
+        """
         recorded = with_objects(restore(recorded, self._hidden, self._space), self._space)
         if jsonable(suggested[:1]) == jsonable([recorded]):
             self._open[number] = (0, math.nan)

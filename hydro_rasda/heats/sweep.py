@@ -211,7 +211,7 @@ class Sweep(SurrogateHeat):
         return measured, costs
 
     def _build_again(self, number: int) -> None:
-        """Try again to build a model, and find its kind. Its configuration is already recorded."""
+        """Build again a trial's model whose first build failed, and find its kind. The configuration is recorded."""
 
         def built() -> Unit:
             unit = find_kinds(run.problem, [run.history.trials[number]], self._children, run.store.doing)
@@ -246,7 +246,7 @@ class Sweep(SurrogateHeat):
         return True
 
     def _possible(self, moves: Mapping[int, Move]) -> Mapping[int, Move]:
-        """Return the moves. If a copy's changes break a constraint on configurations, it keeps its source's values."""
+        """Return the rule's moves; a copy keeps its source's values if its changes break a constraint."""
         copies = {n: move for n, move in moves.items() if isinstance(move, Continue) and move.copy_of is not None}
         if not copies:
             return moves

@@ -68,7 +68,10 @@ def tried_targets(history: History, finalists: Sequence[int]) -> list[int]:
 
 
 def trained_spans(units: Mapping[str, Unit]) -> Iterator[tuple[int, Unit]]:
-    """Yield the units that left a checkpoint of a full-size trial, each with the lines of all epochs up to it."""
+    """Yield a trial and its unit for each checkpoint at full size.
+
+    The unit has the lines of all epochs that the trial trained since its checkpoint before.
+    """
     live: dict[int, Live] = {}
     for key, unit in units.items():
         if (name := FULL_TRAINING.fullmatch(key)) is None:
@@ -83,14 +86,14 @@ def trained_spans(units: Mapping[str, Unit]) -> Iterator[tuple[int, Unit]]:
 
 
 def is_forgotten(units: Mapping[str, Unit], number: int, unit: Unit) -> bool:
-    """Tell whether a unit is of a full-size training that began early, by a trial that has not entered a race."""
+    """Tell whether a unit does not count: it records an early full-size training of a trial that entered no race."""
     if not (unit.value or {}).get("early"):
         return False
     return not any(number in entered.value for key, entered in units.items() if key.startswith(ENTERED))
 
 
 def refit_key(number: int, epoch: int) -> str:
-    """Return the name of the unit, and of its checkpoint, that trains a trial's model again up to this epoch."""
+    """Return the name of the unit that trains a trial's model again up to this epoch, and of the unit's checkpoint."""
     return f"race/refit-{number}/to-{epoch}"
 
 

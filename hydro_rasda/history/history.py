@@ -88,7 +88,7 @@ def is_live(key: str) -> bool:
 
 
 def heat_of(key: str) -> HeatName:
-    """Return the heat of a unit. Units that belong to no heat count as the sweep's."""
+    """Return the heat to which the unit of this name belongs; a unit that belongs to no heat counts as the sweep's."""
     beginning = key.partition("/")[0]
     return "race" if beginning == "race" else "middle" if beginning == "middle" else "sweep"
 
@@ -99,7 +99,7 @@ def named_as_sweep(key: str) -> str:
 
 
 def by_epoch(lines: Iterable[JournalLine]) -> dict[int, JournalLine]:
-    """Return a trial's lines by epoch."""
+    """Map each epoch to its line, among the journal lines of one trial."""
     return {line["epoch"]: line for line in lines}
 
 
@@ -116,7 +116,7 @@ class Live:
     lines: dict[int, JournalLine] = field(default_factory=dict)
 
     def take(self, epoch: int, lines: Iterable[JournalLine]) -> None:
-        """Add the lines of an epoch."""
+        """Add lines of epochs; `epoch` is the last of them, which the training has just reached."""
         self.epoch = epoch
         self.lines |= by_epoch(lines)
 
@@ -350,7 +350,7 @@ class History(Curves):
             self.checked[key] = unit.value
 
     def plan_middle(self, unit: Unit) -> None:
-        """Set `middle` to the plan, or to None if there is none. States of heats begin anew: do so before any trial."""
+        """Set `middle` to the plan in `unit`, or to None. All heats' states begin anew, so call it before any trial."""
         self.middle = MiddlePlan(**unit.value) if isinstance(unit.value, dict) else None
         for heat in self.heats.values():
             heat.state = self.new_state(heat.name)
@@ -468,7 +468,7 @@ class History(Curves):
                 heat.state.come(number, {epoch: self.score_at(name, number, epoch) for epoch in epochs})
 
     def place(self) -> None:
-        """If places order the trials (`Comparison.places`), compute all at each milestone that a new trial reached."""
+        """If places (`Comparison.places`) order trials, compute all at each milestone that another trial reached."""
         for stop in sorted(self._unplaced):
             values = {number: self.values_at("sweep", number, stop) for number in self.sweep.scores[stop]}
             self.sweep.place(stop, self.settings.comparison.places(values))
@@ -561,7 +561,7 @@ class History(Curves):
                 self._begun.add("race")
 
     def _set(self, names: dict[int, str], number: int, name: str | None) -> None:
-        """Set the checkpoint from which a trial continues; None for no checkpoint.
+        """Set in `names` the checkpoint from which a trial continues; `name` is None for no checkpoint.
 
         Release the trial's earlier checkpoint if no trial needs it any more.
         """

@@ -133,14 +133,17 @@ def smoothed(ancestors: Sequence[Ancestor]) -> dict[str, Any]:
 
 
 def may_decay(config: Mapping[str, Any]) -> bool:
-    """Tell whether a learning rate is constant and may decay instead. Schedule-Free optimizers do not allow a decay."""
+    """Tell whether a configuration has a constant learning rate that may decay instead.
+
+    Schedule-Free optimizers do not allow a decay.
+    """
     optimizers = [str(of) for key, of in config.items() if key.partition(".")[0] == "optimizer"]
     constant = config.get("schedule", "constant") == "constant"
     return constant and not any(name.startswith("schedule_free") for name in optimizers)
 
 
 def _at_points(steps: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the values of a schedule at points that are evenly spread over the training."""
+    """Return the values of a schedule from `schedule_of` at points that are evenly spread over the training."""
     shares = [(at + 0.5) / _POINTS for at in range(_POINTS)]
     return [next(value for start, value in reversed(steps) if start <= share) for share in shares]
 
@@ -152,7 +155,10 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _trapezoid(rates: Sequence[float]) -> tuple[float, float, float]:
-    """Fit a plateau and a linear decay. Return the plateau, the share at its end, and the last rate relative to it."""
+    """Fit a plateau and a linear decay to learning rates at points that are evenly spread over the training.
+
+    Return the plateau's rate, the share of the training at its end, and the last rate relative to the plateau's.
+    """
     logs = [math.log(rate) for rate in rates]
     found = []
     for start, floor in product(_STARTS, _FLOORS):

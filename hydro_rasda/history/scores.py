@@ -48,7 +48,7 @@ class Curves:
         return {number: error for (heat, number), error in self.failed.items() if heat != "middle"}
 
     def line_at(self, heat: HeatName, number: int, epoch: int) -> JournalLine | None:
-        """Return a trial's line of an epoch; None if it has not trained the epoch."""
+        """Return a trial's journal line of an epoch; None if the trial has not trained this epoch."""
         lines = self.metrics.get((heat, number))
         if not lines or epoch > lines[-1]["epoch"]:
             return None

@@ -26,7 +26,7 @@ _CHOSEN = re.compile(r"check/to-(\d+)/chosen/.*")
 
 
 def check_keys(chosen: Sequence[int]) -> list[tuple[str, int]]:
-    """Return a unit's name and its trial, for each training of the check. The first trial trains twice."""
+    """Return the unit's name and the trial of each training of the transfer check. The first trial trains twice."""
     first = [(f"check/trial-{number}/first", number) for number in chosen]
     return [*first, (f"check/trial-{chosen[0]}/again", chosen[0])]
 
@@ -46,7 +46,7 @@ def compare_checked(history: History, chosen: Sequence[int], narrow: Sequence[fl
 
 
 def transfer_of(history: History) -> RankComparison | None:
-    """Return the result of the last check; None if there was no check, or it is not over."""
+    """Return the result of the last transfer check; None if there was no check, or it is not over."""
     found = None
     for key, value in history.checked.items():
         if (name := _CHOSEN.fullmatch(key)) is not None:

@@ -99,8 +99,8 @@ def imap_forked(
 
     Args:
         threads: Number of torch threads of each piece.
-        pace: Decides after how many seconds a silent piece is ended. None for a new detector, which ends no piece
-            before the first report.
+        notify: Called in this process with each report of a piece.
+        pace: Decides when a silent piece is ended. None for a new detector, which ends none before a first report.
         crowd: Decides which pieces run at the same time; None for all of them.
         relayed: Holds the warnings that earlier calls gave, so that they are not given again; None if there are none.
     """
@@ -153,7 +153,7 @@ def _are_left(waiting: list[int], pieces: int, crowd: Crowd | None) -> bool:
 
 
 def _answer(connection: Connection, pid: int, kind: str, content: Any) -> Any:
-    """Wait until a child process has ended, and return the result in its last message."""
+    """Wait until a child process has ended, and return the result in its last message, or `Died`."""
     connection.close()
     why = _waited(pid)
     if kind == "damage":
@@ -179,15 +179,20 @@ def _waited(pid: int) -> str:
 def map_forked(
     pieces: Sequence[Callable[[], Any]], children: int, pace: HangDetector | None = None, until: float = math.inf
 ) -> list[Any]:
-    """Do pieces of work on one thread each, and return their results.
+    """Do each piece of work in a forked process with one torch thread, and return the pieces' results in order.
+
+    With `children=0`, this process does the pieces one after another, on its own number of threads. An exception that a
+    piece raises then ends the call.
 
     Args:
-        children: Number of processes at the same time; with 0, this process does all pieces.
+        children: Number of processes at the same time. The next `children` pieces begin once all pieces before them
+            are over.
+        pace: Decides after how many seconds without an answer a process is ended; None to wait until `until`.
         until: Time of the monotonic clock at which child processes are ended. This process finishes the piece that it
             has begun.
 
     Returns:
-        The result of each piece; `Died` for a piece whose process died, or that was not done in time.
+        The result of each piece; `Died` for a piece that raised in its process, whose process died, or that was late.
     """
     if not children:
         return [piece() if time.monotonic() < until else LATE for piece in pieces]
@@ -244,7 +249,10 @@ class RelayedWarnings:
         self._given: set[tuple[Any, ...]] = set()
 
     def give(self, warned: Iterable[Mapping[str, Any]]) -> None:
-        """Give the warnings that are new, in the form of `plain_warning`."""
+        """Give those warnings of another process that were not given before.
+
+        `warned` has the other process's warnings, as `plain_warning` returns them.
+        """
         for warning in warned:
             if (content := tuple(warning.values())) not in self._given:
                 self._given.add(content)

@@ -99,13 +99,19 @@ def at_most(known: Mapping[int, float], members: int) -> float:
 
 
 def kind_of_group(kind: str, trials: Sequence[Trial]) -> str:
-    """Return a key of a fused group. Groups of equal key and size take equal memory for models and optimizers."""
+    """Return a fused group's key in `Peaks`. Groups of equal key and size take equal memory for models and optimizers.
+
+    `kind` is the digest that the group's trials share.
+    """
     kinds = {name for trial in trials for name in optimizer_names(trial.config)}
     return "+".join([kind, *sorted(kinds)])
 
 
 def kind_of_target(trial: Trial) -> str:
-    """Return a key of a full-size model. Models of equal key take equal memory, as far as configurations tell."""
+    """Return a full-size model's key in `Peaks`.
+
+    Models of equal key take equal memory, as far as configurations tell.
+    """
     config = trial.config
     shapes = {name: value for name, value in config.items() if name not in KEYS and not is_of_part(name)}
     optimizers = [(part, read(own, "optimizer")) for part, own in configs_of_parts(config).items()]
@@ -113,7 +119,7 @@ def kind_of_target(trial: Trial) -> str:
 
 
 def kind_of_own(trial: Trial) -> str:
-    """Return a key of a trial of the user's own loop. Trials that differ only in floats have equal keys."""
+    """Return the key in `Peaks` of a trial of the user's own loop. Trials that differ only in floats share a key."""
     return digest(content({name: value for name, value in trial.config.items() if not isinstance(value, float)}))[:12]
 
 

@@ -31,7 +31,10 @@ def cache_folder() -> Path:
 
 
 def recall(key: str) -> Measured | None:
-    """Return a key's measurement if it is at most `WEEKS` old, otherwise None. Its values may be invalid."""
+    """Return the measurement that `remember` stored under a key; None if it is missing, unreadable or too old.
+
+    Its values may be invalid: check them.
+    """
     try:
         measured = json.loads(_file(key).read_text())
         return measured if _is_fresh(measured, key) else None
@@ -40,7 +43,7 @@ def recall(key: str) -> Measured | None:
 
 
 def remember(key: str, measured: Measured) -> None:
-    """Store a measurement; warn if it cannot be written."""
+    """Store a measurement under a key, by which `recall` returns it; warn if it cannot be written."""
     try:
         file = _file(key)
         file.parent.mkdir(parents=True, exist_ok=True)

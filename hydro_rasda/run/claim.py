@@ -34,9 +34,10 @@ _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 class Claim:
-    """Hold a run's folder; create it if it does not exist.
+    """Lock a run's folder for this process until `release`; create the folder if it does not exist.
 
     Args:
+        resume: As in `Store.open`.
         exclusive: True requires that this call creates the folder.
 
     Attributes:
@@ -87,12 +88,12 @@ class Claim:
             raise
 
     def refuse_other(self, known: Mapping[str, Any]) -> None:
-        """Raise RunExists if the folder holds another run, by the part of this run's identity that is known so far."""
+        """Raise RunExists if the folder holds another run; `known` is what `Identity.known` returned for this call."""
         if self.found is not None:
             refuse_other(self.path, self.found, jsonable(known), self.resume)
 
     def release(self, undo: bool = False) -> None:
-        """Release the folder. `undo` removes what this call created in it, unless `counts` is True."""
+        """Unlock the folder. If `undo` is True, first remove what this call created, unless `counts` is True."""
         self.doing.close()
         if undo and not self.counts:
             self._undo()
@@ -118,7 +119,10 @@ class Claim:
 
 
 def refuse_new(path: Path, resume: str) -> None:
-    """Raise FileNotFoundError if a run must exist already, or RunExists if the folder holds something else."""
+    """Check that a new run may begin in the folder `path`, which holds no `run.json`.
+
+    Raise FileNotFoundError if `resume` is "must", or RunExists if the folder holds something else.
+    """
     if resume == "must":
         raise FileNotFoundError(f"`resume` is 'must', but there is no run to go on with in {path}")
     if not path.exists():

@@ -35,7 +35,7 @@ def training_of(members: Sequence[int], stop: int) -> str:
 
 
 class CrashLog:
-    """The piece of work in progress, its progress, and the work at which earlier processes died.
+    """Note in a file which work is in progress, how far it is, and at which work earlier processes died.
 
     A kill from outside comes at any epoch; a fault of the work comes at the same epoch again. So deaths count only if
     they happen in a row at the same epoch of the same work. Without a `file`, nothing is noted.
@@ -63,7 +63,7 @@ class CrashLog:
             self._aside, self._deaths = self._deaths, {}
 
     def suspected(self, what: str) -> int:
-        """Return the number of processes that died in a row of a piece of work if it is suspected; otherwise 0."""
+        """Return how many processes in a row died at a piece of work, if enough died to suspect it; otherwise 0."""
         _, count = self._deaths.get(what, (0, 0))
         return count if count >= DEATHS else 0
 
@@ -73,7 +73,7 @@ class CrashLog:
         return any(count >= DEATHS for _, count in self._deaths.values())
 
     def dropped(self, what: str) -> str:
-        """Return the error message of a piece of work that is dropped; return an empty text if it may be done."""
+        """Return the error message of work that is dropped, because processes died at it; "" if it may be done."""
         at, count = self._deaths.get(what, (0, 0))
         return f"{DROPPED} of it {count} times in a row after epoch {at}; {TRY_AGAIN}" if count > DEATHS else ""
 
@@ -125,7 +125,7 @@ class CrashLog:
             self._length = max(self._length, len(content))
 
     def close(self) -> None:
-        """Remove the file unless it notes deaths of processes."""
+        """Close the file, and remove it unless it notes deaths of processes."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle, self._length = -1, 0

@@ -125,7 +125,10 @@ def _open_in(folder: int, path: Path, flags: int) -> int:
 
 @contextlib.contextmanager
 def _folder(path: Path, inside: int) -> Iterator[int]:
-    """Open a folder. The last `inside` names of its path lie in the run's folder and must not be links."""
+    """Keep a folder open within the context, and yield its descriptor.
+
+    The last `inside` names of its path lie in the run's folder and must not be links.
+    """
     found = _open_folder(path, inside)
     try:
         yield found
@@ -226,7 +229,7 @@ def read_json(path: Path) -> Any:
 
 
 def matching(folder: Path, pattern: str, inside: int = 0) -> list[Path]:
-    """List the files of a folder whose names match, sorted; none if the folder does not exist.
+    """List the files of a folder whose names match `pattern`, sorted; none if the folder does not exist.
 
     The folder lies `inside` levels below the run's folder.
     """
@@ -297,7 +300,7 @@ _GOES_ON = "once it can be written, the same call goes on from the last finished
 
 @contextlib.contextmanager
 def naming(path: Path, hint: str = _GOES_ON) -> Iterator[None]:
-    """Let system errors, such as a full disk, name the run's file and say how to continue."""
+    """Within the context, let system errors, such as a full disk, name the run's file and say how to continue."""
     try:
         yield
     except (OSError, RuntimeError) as error:

@@ -63,7 +63,7 @@ def unchanged(before: Content, after: Content) -> Content:
 
 
 def _up(path: str) -> Iterator[str]:
-    """Yield a path and all paths that contain it."""
+    """Yield a path within a value, and the paths of all parts of the value that contain it."""
     yield path
     while path:
         path = path.rpartition("/")[0]
@@ -229,7 +229,7 @@ def _names(code: CodeType) -> tuple[set[str], set[str]]:
 
 
 def _object(value: Any) -> tuple[str, Parts]:
-    """Describe any other object by its class and the state that pickle would store."""
+    """Describe an object for which `_taken_apart` has no case, by its class and the state that pickle would store."""
     cls = type(value)
     try:
         reduced = value.__reduce_ex__(2)

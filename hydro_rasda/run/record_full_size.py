@@ -101,7 +101,9 @@ def record_epochs(
 
     Args:
         lines: The trial's metrics since its last record. They begin earlier if the trial trained epochs again.
+        state: The content of the checkpoint.
         epoch: The epoch that was reached; None for that of the last line.
+        more: Further entries of the unit's value.
     """
     key = f"race/trial-{number}/to-{lines[-1]['epoch'] if epoch is None else epoch}"
     run.save(key, state, [number])

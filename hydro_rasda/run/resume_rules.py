@@ -18,7 +18,11 @@ class RunExists(ValueError):
 
 
 def refuse_other(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any], resume: str) -> list[str]:
-    """Raise RunExists if a call may not continue a run. Otherwise, return how code and data differ, in words."""
+    """Raise RunExists if a call may not continue a run. Otherwise, return how code and data differ, in words.
+
+    `found` is the content of the run's `run.json`. `asked` is the content that it would have for the call, as returned
+    by `Identity.asked` or `Identity.known`.
+    """
     another = f"`name` is {path.name!r}, but the run of that name in {path.parent}"
     deciding, changes = differences(found, asked)
     if deciding or (changes and resume != "changed"):
@@ -52,10 +56,11 @@ _NO_DIFFERENCE = ("digests", "code", "environment", "python", "train_data", "val
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Describe how two runs differ.
+    """Describe how a call of `tune` differs from the run that it would continue.
 
     Args:
-        was: The content of `run.json`: settings, descriptions, and "digests" by argument.
+        was: The content of the run's `run.json`: settings, descriptions, and "digests" by argument.
+        now: The same for the call.
 
     Returns:
         Two lists of differences. The first forbids resuming: settings, space, searcher, the model's parameters. The
@@ -116,7 +121,7 @@ _FEW = 5
 
 
 def _told(key: str, was: Any, now: Any) -> str | None:
-    """Describe how a setting differs; return None if it does not."""
+    """Describe in words how the setting `key` of `run.json` differs between run and call; None if it does not."""
     if key == "num_samples" and isinstance(was, int) and isinstance(now, int):
         return f"num_samples was {was}, now {now}, but a run can only grow" if now < was else None
     if isinstance(was, Mapping) and isinstance(now, Mapping):

@@ -1,9 +1,9 @@
-"""The run's folder: the request, the journal, and the checkpoints to resume from.
+"""The run's folder: the arguments of `tune`, the journal, and the checkpoints to resume from.
 
 ::
 
     storage_path/name/
-        run.json          the request: settings, space, outlines and digests of data and model, and an id
+        run.json          arguments of `tune`: settings, space, outlines and digests of data and model; and an id
         journal.jsonl     one line for each metric, decision and finished unit of work
         messages.jsonl    messages to the user, for a later reader of the run
         checkpoints/      weights and optimizer state of the rung reached last; tensors and plain values only
@@ -58,7 +58,7 @@ CHECKPOINTS = "checkpoints"
 
 
 class Store:
-    """One run's folder. Only one process at a time may hold it, but any number of processes can read it.
+    """One run's folder. Only one process at a time may write to it, but any number of processes can read it.
 
     Attributes:
         changes: Messages about differences that this call accepts: other code or data, or a lost part of the journal.
@@ -183,7 +183,7 @@ class Store:
         return unit
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Take units back, so that their work is done again."""
+        """Take back the units of these keys: they no longer count as done, so that their work is done again."""
         for key in keys:
             self.record(key, Unit(FORGOTTEN), again=True)
             del self._units[key]

@@ -1,4 +1,4 @@
-"""`run.json`: the settings that are recorded for a run, and how its request is read back."""
+"""`run.json`: the arguments of `tune` that are recorded for a run, and how they are read back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _OF_PROBLEM = ("space", "searcher", "sweep_rule", "train_data", "val_data", "mod
 
 
 def read_asked(path: Path) -> dict[str, Any]:
-    """Read the request of the run in a folder, as `Identity.asked` returned it; ValueError if there is no run."""
+    """Read from a folder's `run.json` the arguments of the call of `tune`, as `Identity.asked` returned them.
+
+    Raise ValueError if the folder holds no run.
+    """
     spec = path / SPEC
     require(spec.is_file(), "path", str(path), _NOTHING)
     asked = read_spec(path)
@@ -100,7 +103,7 @@ def determining(settings: TuneConfig) -> dict[str, Any]:
 
 
 def recorded(asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return the fields of `TuneConfig`, `SweepConfig` and `RaceConfig` that a `run.json` contains."""
+    """Return the fields of `TuneConfig`, `SweepConfig` and `RaceConfig` in `asked`, the content of a `run.json`."""
     own = {name: asked[name] for name in _OWN}
     if isinstance(asked["metric"], list):
         own |= dict(zip(("metric", "mode", "objectives"), split_metrics(asked["metric"], asked["mode"]), strict=True))

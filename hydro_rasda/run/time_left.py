@@ -123,7 +123,10 @@ class _PartLeft:
 
 
 class TimeLeft:
-    """The estimate for a whole run, over its heats. `lanes` is the number of models that train at the same time."""
+    """Estimate the time that a run still takes, over all its heats.
+
+    `lanes` is the number of models that train at the same time.
+    """
 
     def __init__(self) -> None:
         self.lanes = 1

@@ -137,7 +137,7 @@ class AsyncSuccessiveHalving:
         return AshaState()
 
     def report(self, state: AshaState, trial: str, t: int, score: float) -> tuple[AshaState, Decision]:
-        """Decide whether a trial continues.
+        """Decide whether a trial that reports a score at iteration `t` continues.
 
         The score goes to the latest milestone that is at most `t` and has no score of this trial yet. So a trial that
         does not report every iteration skips no decision. If there is no such milestone, the report changes nothing.
@@ -173,12 +173,12 @@ class AsyncSuccessiveHalving:
         return state, {trial: Decision.STOP if falls else Decision.CONTINUE for trial, falls in stops.items()}
 
     def complete(self, state: AshaState, trial: str, t: int, score: float) -> AshaState:
-        """Record the last score of a trial that ended, so that later trials are compared with it."""
+        """Return the state with the last score of a trial that ended, so that later trials are compared with it."""
         milestone = self.open_rung(state, trial, t)
         return state if milestone is None else state.recorded(milestone, trial, score)
 
     def open_rung(self, state: AshaState, trial: str, t: int) -> int | None:
-        """Return the milestone to which a report at `t` belongs; None if the report decides nothing."""
+        """Return the milestone to which a trial's report at `t` belongs; None if the report decides nothing."""
         for milestone in reversed(self._rungs):
             if t >= milestone and trial not in state.rungs.get(milestone, ()):
                 return milestone

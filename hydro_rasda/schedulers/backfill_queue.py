@@ -64,11 +64,11 @@ class Queue:
 
     @property
     def fewest(self) -> int:
-        """Number of workers of the smallest trial. The queue must not be empty."""
+        """Number of workers that the smallest waiting trial needs. The queue must not be empty."""
         return min(workers for _, workers in self._alike)
 
     def add(self, trial: Waiting, place: int | None = None) -> None:
-        """Add a trial.
+        """Add a trial that waits from now on.
 
         Args:
             place: The trial's place in the order of arrival, which no other trial may have. A trial with a lower place
@@ -94,11 +94,14 @@ class Queue:
         self.remove(name)
 
     def longest_waiting(self) -> Waiting:
-        """Return the first trial to arrive. The queue must not be empty."""
+        """Return the waiting trial that arrived first. The queue must not be empty."""
         return self._at[min(places[0] for places in self._alike.values())]
 
     def deepest(self) -> Waiting:
-        """Return the first to arrive of the trials that survived most milestones. The queue must not be empty."""
+        """Among the trials that survived most milestones, return the one that arrived first.
+
+        The queue must not be empty.
+        """
         return self._at[min((rung, places[0]) for (rung, _), places in self._alike.items())[1]]
 
     def backfill(self, head: str, free: int, spare: int, shadow: float) -> Waiting | None:
@@ -188,7 +191,7 @@ class Held:
 
 
 class Placement(NamedTuple):
-    """One decision.
+    """A decision of `place`: the trial that starts now, and the trial for which workers are reserved.
 
     Attributes:
         start: The trial to start now, with its workers; None if all trials must wait.
@@ -247,7 +250,10 @@ def worker_slots(nodes: Iterable[Mapping[str, float]], worker: Mapping[str, floa
 
 
 def _surely_freed(sizes: Mapping[int, int], missing: int) -> int:
-    """Return the least number of free workers once at least `missing` are free, for any order in which trials end."""
+    """Return the least number of free workers once at least `missing` are free, for any order in which trials end.
+
+    `sizes` maps a number of workers to the number of trials that hold it.
+    """
     held = [size for size, count in sizes.items() if size and count]
     bound = missing + max(held, default=0)
     sums = 1  # bit n is set if some of the trials together hold n workers

@@ -39,7 +39,7 @@ class WaitForecast:
         self._seen: dict[object, deque[float]] = {}
 
     def saw(self, position: object, seconds: float) -> None:
-        """Record a wait."""
+        """Record that the host has waited `seconds` at a position."""
         self._seen.setdefault(position, deque(maxlen=WINDOW)).append(seconds)
 
     def expects(self, position: object) -> float:
@@ -81,7 +81,7 @@ class Guard:
         return statistics.median(self._with) / statistics.median(self._without) - 1
 
     def saw(self, seconds: float) -> None:
-        """Record a step that ends; its seconds include the time until the next step begins."""
+        """Record a step of the host that ends; its seconds include the time until the next step begins."""
         (self._with if self.lets_in else self._without).append(seconds)
         self._steps += 1
         if not (len(self._without) >= 8 and self._steps % CONTROL == 0):
@@ -127,6 +127,6 @@ class Margin:
         return left > 0 and (len(seen) < 3 or statistics.median_low(seen) * (1 + self._share) <= left)
 
     def saw(self, kind: str, seconds: float, in_time: bool) -> None:
-        """Record work that has ended, and whether it ended within its bubble."""
+        """Record that work of this kind has ended after `seconds`, and whether it ended within its bubble."""
         self._seen.setdefault(kind, deque(maxlen=WINDOW)).append(seconds)
         self._share = max(0.1, self._share * 0.98) if in_time else min(4.0, self._share * 2)

@@ -93,7 +93,7 @@ class Bracket(SweepRule):
         self._halving, self._holds, self._to_the_end = halving, holds, to_the_end
 
     def admit(self, sweep: SweepState) -> int:
-        """Admit all available configurations, once the earlier ones have passed the first rung."""
+        """Return how many configurations to admit: all that are left, once earlier ones passed the first rung."""
         first = self._halving.milestones[0]
         return 0 if self._any(sweep.waiting_at(0)) or self._any(sweep.training_to(first)) else sweep.left
 
@@ -112,7 +112,7 @@ class Bracket(SweepRule):
         return self._early(stops, sweep) if sweep.idle else {}
 
     def _decided(self, stop: int, stops: Sequence[int], sweep: SweepState) -> dict[int, Move]:
-        """Let the best trials of a rung continue and stop the others.
+        """Return the moves by which the best trials of a rung continue, and the others stop.
 
         Trials that are kept at the last rung get no move: they wait until the sweep is over.
         """
@@ -127,7 +127,10 @@ class Bracket(SweepRule):
         return moves
 
     def _early(self, stops: Sequence[int], sweep: SweepState) -> dict[int, Move]:
-        """Let trials continue that are among the best of their rung so far. Choose the lowest rung with such trials."""
+        """Return the moves by which trials continue early, because they are among the best of their rung so far.
+
+        Choose the lowest rung with such trials.
+        """
         for stop, above in pairwise(stops):
             if self._holds is None:
                 found = sweep.leading(stop, len(sweep.scores.get(stop, ())) // self._halving.reduction_factor)
@@ -232,7 +235,7 @@ class Hyperband(SweepRule):
         return self._round[number % len(self._round)]
 
     def admit(self, sweep: SweepState) -> int:
-        """Admit all available configurations, once the earlier ones have passed their first rung."""
+        """Return how many configurations to admit: all that are left, once earlier ones passed their first rung."""
         return min(bracket.admit(sweep) for bracket in self._brackets)
 
     def decide(self, sweep: SweepState) -> Mapping[int, Move]:
@@ -250,7 +253,9 @@ def _is_in(s: int, round_: tuple[int, ...], number: int) -> bool:
 
 
 def _spread(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the bracket of each position in a round. Each prefix of the round has about its share of each bracket.
+    """Return the bracket of each position in a round, in which bracket s has `sizes[s]` trials.
+
+    Each prefix of the round has about its share of the trials of each bracket.
 
     >>> _spread((1, 1, 2))
     (2, 0, 1, 2)

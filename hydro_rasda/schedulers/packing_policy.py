@@ -200,7 +200,11 @@ def longest_first(jobs: Iterable[Job]) -> list[Job]:
 
 
 def _emptiest(heap: list[tuple[float, int, float]], memory: float, compute: float) -> tuple[float, int, float] | None:
-    """Remove and return the device with most free compute among those with enough memory; None if there is none."""
+    """Remove from a heap, and return, the device with most free compute among those with enough memory.
+
+    Return None if no device has enough memory and compute. An entry of the heap is a device's free compute (negated),
+    its index and its free memory.
+    """
     aside = []
     found = None
     while heap and -heap[0][0] >= compute:

@@ -55,7 +55,7 @@ def fronts(points: Sequence[Point]) -> list[list[int]]:
 
 
 def crowding(points: Sequence[Point]) -> list[float]:
-    """Return each point's crowding distance within its front (NSGA-II); infinite at both ends of an objective.
+    """Return the crowding distance of each point of one front (NSGA-II); infinite at both ends of an objective.
 
     >>> crowding([(0, 4), (1, 2), (4, 0)])
     [inf, 2.0, inf]
@@ -139,7 +139,7 @@ def front_of(points: Mapping[int, Point], modes: Sequence[Mode]) -> list[int]:
 
 
 def violation(values: Mapping[str, float], bounds: Mapping[str, Bounds]) -> float:
-    """Return the sum of violations, each relative to its bound; infinite if a value is NaN or missing.
+    """Return the sum by which values break bounds, each relative to its bound; infinite if one is NaN or missing.
 
     >>> violation({"macs": 150.0, "val_error": 0.5}, {"macs": (None, 100.0), "val_error": (0.25, 1.0)})
     0.5

@@ -148,7 +148,7 @@ def _chosen(of: Sequence[Any], share: float) -> Any:
 
 
 def _draws(*of: int) -> Iterator[float]:
-    """Yield numbers in [0, 1), which are the same for the same seed, epoch and trial."""
+    """Yield random numbers in [0, 1), which are the same for the same `of`: seed, epoch and trial."""
     for i in count():
         digest = hashlib.blake2b(repr((*of, i)).encode(), digest_size=8).digest()
         yield (int.from_bytes(digest, "big") >> 11) / 2**53

@@ -227,7 +227,7 @@ class RaceRule(SweepRule):
         return []
 
     def finalists(self, sweep: SweepState) -> Sequence[int]:
-        """Return the best of the trials that came to the last milestone."""
+        """Return the best of the trials that came to the last milestone, best first."""
         end = self.milestones[-1]
         return self._kept([number for number in self.compared(sweep) if sweep.trials[number].epoch == end], sweep)
 

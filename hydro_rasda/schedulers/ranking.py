@@ -76,7 +76,7 @@ class Agreement:
 
 
 def agreement(epoch: int, scores: Mapping[int, tuple[float, float]], mode: Mode) -> Agreement:
-    """Compare the two rankings of trials; see `Agreement`.
+    """Compare the ranking of trials by the first score of each with that by the second; see `Agreement`.
 
     >>> agreement(1, {0: (0.1, 0.5), 3: (0.2, 0.6), 5: (0.3, 0.7), 8: (0.4, 0.8)}, "min").by_chance == 1 / 24
     True

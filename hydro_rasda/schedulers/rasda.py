@@ -32,7 +32,7 @@ class Growth(NamedTuple):
 
     Attributes:
         held: Workers that the trial has, or had until it paused.
-        due: Workers that the rule grants the trial.
+        due: Workers that the paper's rule gives the trial at its milestone, at most `max_workers`.
         base: Workers of a new trial.
         alive: Number of trials that run, wait or have not begun, this trial included.
         capacity: Number of workers on all nodes that are up.

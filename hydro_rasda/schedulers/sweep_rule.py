@@ -73,7 +73,7 @@ class SweepRule(ABC):
 
     @abstractmethod
     def decide(self, sweep: SweepState) -> Mapping[int, Move]:
-        """Decide on trials. The sweep asks after each change, and again if a device is idle.
+        """Decide which trials continue or stop. The sweep asks after each change, and again if a device is idle.
 
         New trials wait at epoch 0 for their first milestone.
 
@@ -112,7 +112,7 @@ CHANGEABLE = ("lr", "momentum", "weight_decay", "beta1", "beta2", "eps")
 def checked_moves(
     rule: SweepRule, moves: Mapping[int, Move], sweep: SweepState, check: Callable[[Mapping[str, Any]], object] = dict
 ) -> dict[int, Move]:
-    """Return a rule's decision; raise ValueError if it cannot be carried out.
+    """Return the moves that a rule decided; raise ValueError if they cannot be carried out.
 
     Args:
         check: A function that raises ValueError for a configuration that cannot be trained.

@@ -216,7 +216,7 @@ class SweepState:
         self._put(standing)
 
     def place(self, stop: int, places: Mapping[int, float]) -> None:
-        """Replace the scores of all trials that reached a milestone by `places`, their ranks; 0 is the best."""
+        """Replace the scores of all trials that reached a milestone by their `places` among them; 0 is the best."""
         self.scores[stop] |= places
         in_order = sorted((place, number) for number, place in places.items() if math.isfinite(place))
         self._ranked[stop] = _Ranking([in_order] if in_order else [])

@@ -32,7 +32,9 @@ The first score may be far off, for example if the labels of a regression are no
 def bettered(
     best: dict[str, Any] | None, epoch: int, score: float, mode: Mode, weights: Callable[[], Mapping[str, Any]]
 ) -> dict[str, Any] | None:
-    """Return the entry to keep: that of this epoch if it is as good as the best epoch within `TOLERANCE`, else `best`.
+    """Choose the epoch whose weights to keep, and return its entry: `best`, or a new one for this epoch.
+
+    This epoch is chosen if its score is as good as the best score within `TOLERANCE`.
 
     Args:
         best: The entry so far; None if there is none. "epoch", "score" and "model" (weights) are those of the kept
@@ -54,7 +56,7 @@ def bettered(
 
 
 def kept_epoch(curve: Mapping[int, float], mode: Mode) -> int:
-    """Return the epoch whose weights a training keeps; 0 if no epoch has a finite score.
+    """Return the epoch whose weights a training with these scores by epoch keeps; 0 if no score is finite.
 
     >>> kept_epoch({1: 1.0, 2: 0.2, 3: 0.205, 4: 0.3}, "min"), kept_epoch({1: 1e6, 2: 0.2, 3: 0.205, 4: 0.3}, "min")
     (3, 3)
@@ -66,7 +68,7 @@ def kept_epoch(curve: Mapping[int, float], mode: Mode) -> int:
 
 
 def epochs_since(best: Mapping[str, Any] | None, epoch: int) -> int:
-    """Return the number of epochs since the one with the best score; 0 if `best` is None."""
+    """Return the number of epochs since the one with the best score. `best` is an entry of `bettered`; None gives 0."""
     return 0 if best is None else epoch - int(best["top_epoch"])
 
 
@@ -93,7 +95,7 @@ class Average:
         return self._weight < 1
 
     def update(self, horizon: float) -> None:
-        """Add the tensors after a step to the average.
+        """After a training step, add the tensors' new values to the average.
 
         `horizon` is a number of steps. If it is at most 1, only the last step counts.
         """
@@ -116,7 +118,7 @@ class Average:
             _write(current, kept)
 
     def state(self) -> dict[str, Any]:
-        """Return plain values and tensors, which `load` accepts."""
+        """Return the average as tensors and plain values, which `load` accepts."""
         return {"steps": self._steps, "weight": self._weight, "means": self._means}
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -18,12 +18,12 @@ Result = TypeVar("Result")
 
 
 def records(problem: Problem) -> bool:
-    """Tell whether the settings and the device allow recorded training steps. An obstacle may still be found later."""
+    """Tell whether settings and device allow CUDA graphs of training steps. An obstacle may still be found later."""
     return problem.settings.graph is not False and can_record(problem.device)
 
 
 def with_graphs(train: Callable[[Problem], Result], problem: Problem) -> Result:
-    """Train with recorded steps; if memory runs out, train again without recording, which takes less memory."""
+    """Return `train(problem)`. If it runs out of memory with recorded steps (CUDA graphs), train without recording."""
     (result,) = back_off(train, problem, records, lambda asked: [asked.with_settings(graph=False)])
     return result
 
@@ -35,9 +35,10 @@ def recorded(
     *,
     compiled: bool = False,
 ) -> GraphedStep:
-    """Return a learner's method as a step that is recorded, or compiled if `compiled` is true; see `GraphedStep`.
+    """Turn a learner's `method`, a training step, into one that is recorded, or compiled if `compiled` is true.
 
-    The step holds the learner by a weak reference only, so that the learner's GPU memory is freed after training.
+    `GraphedStep` explains both. The step holds the learner by a weak reference only, so that the learner's GPU memory
+    is freed after training.
     """
     weak = WeakMethod(method)
 

@@ -42,13 +42,13 @@ from hydro_rasda.training.retry_policy import Deaths
 
 @dataclass(frozen=True)
 class Work:
-    """The tools of training that do not depend on the task.
+    """The trials, functions and crash log that the training of every task uses.
 
     Attributes:
         load: Returns an earlier task's checkpoint by its key, on the device.
         should_stop: Called after each epoch. Training stops if it returns True.
-        notify: Called with the number of epochs (summed over the models that train as one), the metrics after them,
-            and the journal's entry for an epoch of a full-size model (`told_of`).
+        notify: Called after each epoch with the epochs to count (one for each trial of a group), the metrics, and the
+            journal's entry for a full-size model (`told_of`).
         doing: The crash log of this process. It names the task that trains in this process, not in a fork.
     """
 
@@ -111,7 +111,7 @@ class DeviceTrainer:
     def plan(
         self, kinds: Mapping[str, Sequence[Trial]], seconds: float = math.inf, width: float | None = None
     ) -> dict[str, Widths]:
-        """Choose how many trials of each kind a core's group has; `seconds` is the time left, as in `planned_widths`.
+        """Choose for each kind how many trials train as one group; `seconds` is the time left, as in `planned_widths`.
 
         Args:
             kinds: Maps each kind to its trials, whose models can be fused.
@@ -139,7 +139,7 @@ class DeviceTrainer:
         return self.cores > 1 and self.cores * self._peaks_of("race").expected("of any kind") > self.free
 
     def _peaks_of(self, heat: HeatName, width: float | None = None) -> Peaks:
-        """Return the memory peaks of a heat's models; `width` is as in `Task`."""
+        """Return the `Peaks` that predict how much memory a heat's models take; `width` is as in `Task`."""
         if heat not in self._peaks:
             self._peaks[heat] = Peaks(self._problem.at_width(width), heat)
         return self._peaks[heat]
@@ -173,7 +173,7 @@ class DeviceTrainer:
         yield Finished(task, outcome)
 
     def _train_groups(self, task: Task, work: Work) -> Outcome:
-        """Train groups to their milestone, each in its own process."""
+        """Train each group of a task to its milestone in its own process; return the outcome of all groups together."""
         tasks = task.parts()
         # Retries call `forked`, too, with the same number of threads. So their results are equal to the last digit.
         forked = partial(self._forked, work=work, threads=self.cores // self._at_once(tasks, work))
@@ -181,7 +181,11 @@ class DeviceTrainer:
         return joined(self._settled(part, outcomes[i], forked, deaths) for i, part in enumerate(tasks))
 
     def _train_models(self, tasks: Sequence[Task], work: Work, devices: int) -> Iterator[Finished]:
-        """Train full-size models, or models of the user's own loop, side by side. With fewer, each has more threads."""
+        """Train full-size models, or models of the user's own loop, at the same time; yield each outcome.
+
+        The fewer models share the device, the more threads each of them has. If `children` is 0, they train one after
+        another.
+        """
         self.forget_group()
         if not self.children:
             yield from (Finished(task, self._train_part(task, work, work.notify)) for task in tasks)
@@ -228,7 +232,10 @@ class DeviceTrainer:
             return train_full_size_trial(self._problem, work.trials[task.number], task, state, *told)
 
     def _settled(self, task: Task, outcome: Outcome | Died, forked: _Forked, deaths: Deaths) -> Outcome:
-        """Return a task's outcome; if its process died, train it again with the device to itself."""
+        """Return a task's outcome. A task whose process died trains again until it is done or fails.
+
+        It then has the device to itself, and may be split into halves; see `Deaths`.
+        """
         if isinstance(outcome, Outcome):
             return outcome
         following = deaths.of(task, outcome.how)
@@ -237,7 +244,11 @@ class DeviceTrainer:
         return joined(self._settled(part, dict(forked([part]))[0], forked, deaths) for part in following)
 
     def _forked(self, tasks: Sequence[Task], work: Work, threads: int) -> Iterator[tuple[int, Any]]:
-        """Train each task in its own process, as many at a time as memory and cores allow; record memory peaks."""
+        """Train each task in its own process, as many at a time as memory and cores allow.
+
+        Yield each task's index in `tasks` with its outcome, or with `Died`. A task that does not begin, because `over`
+        returns True, is left out. Record the memory peaks of the processes.
+        """
         kinds = [self._kind(task, work) for task in tasks]
         peaks = self._peaks_of(tasks[0].heat, tasks[0].width)
 
@@ -267,7 +278,7 @@ class DeviceTrainer:
         return len(beside(jobs, Room("", self.free, self.cores)))
 
     def _kind(self, task: Task, work: Work) -> tuple[str, int]:
-        """Return the key of a training's memory peak: its kind, and how many models train as one."""
+        """Return the key under which `Peaks` hold a task's memory: its kind, and how many models train as one."""
         if self._problem.is_own("sweep"):
             return kind_of_own(work.trials[task.number]), 1
         if task.is_full_size:

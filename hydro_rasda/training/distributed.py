@@ -34,7 +34,10 @@ ARRIVAL = timedelta(minutes=5)
 
 
 def file_store(path: Path, world: int) -> Store:
-    """Return a store in a file, for ranks of one machine. No other user should be able to enter the file's folder."""
+    """Return a store in a file, by which ranks of one machine find each other.
+
+    No other user should be able to enter the file's folder.
+    """
     # Let gloo listen on the loopback interface only. By default, it listens on all interfaces, and anyone who reaches
     # the machine could write into the training.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
@@ -42,7 +45,7 @@ def file_store(path: Path, world: int) -> Store:
 
 
 def listening_store(host: str) -> Store:
-    """Return the store of rank 0, which listens at the address `host` of its machine."""
+    """Return the store by which ranks find each other, for rank 0: it listens at the address `host` of its machine."""
     listener = _listener(host)
     if listener is None:
         return _tcp_store(host, 0, is_master=True)
@@ -52,7 +55,7 @@ def listening_store(host: str) -> Store:
 
 
 def reached_store(host: str, port: int) -> Store:
-    """Return the store of another rank, which connects to rank 0's store at this address."""
+    """Return the store by which ranks find each other, for other ranks: it connects to rank 0's at this address."""
     return _tcp_store(host, port, is_master=False)
 
 
@@ -95,10 +98,10 @@ def _listener(host: str) -> socket.socket | None:
 
 
 def split(module: nn.Module, world: int, device: torch.device) -> None:
-    """Split a module over the ranks of the default process group, in place; each rank calls it.
+    """Split a module's parameters over the ranks of the default process group, in place; each rank calls it.
 
-    Entries of an `nn.ModuleList`, such as a transformer's layers, are gathered one at a time. All other parameters stay
-    gathered while the module computes.
+    The parameters of an entry of an `nn.ModuleList`, such as a transformer's layer, are gathered while the entry
+    computes. All other parameters stay gathered while the module computes.
 
     Args:
         module: A module on its device, with the same weights on all ranks. Only its `forward` may use its parameters.
@@ -144,7 +147,7 @@ def whole(state: Any, keep: bool) -> Any:
 
 
 def split_like(values: Mapping[Any, Any], tensors: Mapping[Any, Tensor]) -> dict[Any, Any]:
-    """Split each whole tensor as the one of the same name in `tensors` is split.
+    """Split each whole tensor in `values` over the ranks, as the tensor of the same name in `tensors` is split.
 
     A value stays whole if `tensors` has no split tensor of its name and shape.
     """
@@ -209,6 +212,6 @@ class Joint(nn.Module):
         self.unused = nn.Parameter(torch.zeros(1, dtype=some.dtype, device=some.device))
 
     def forward(self, batch: Batch, whole: bool = False, part: str | None = None) -> dict[str, Tensor]:
-        """Return the metrics of the objective, or of its part `part`; outputs and targets only if `whole`."""
+        """Return the metrics of the objective, or of its part `part`; with outputs and targets if `whole` is true."""
         metrics = (self._objective if part is None else self._turns[part])(self.model, batch)
         return dict(metrics) if whole else scalars(metrics)  # DDP finds tensors in a dict, not in other mappings

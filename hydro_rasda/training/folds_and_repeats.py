@@ -22,7 +22,10 @@ from hydro_rasda.settings.config import TuneConfig, unaveraged
 
 
 def shares_of(each: Sequence[Problem], batch_size: int, epoch: int, shard: Shard) -> Iterator[Share]:
-    """Return the training batches of an epoch. With several models in `each`, a batch is a list of their batches."""
+    """Return a rank's training batches of an epoch. `each` has the problem of each of a trial's models.
+
+    With several models, a batch is the list of their batches.
+    """
     found = [problem.train_data.shares(batch_size, epoch, shard) for problem in each]
     if len(found) == 1:
         return found[0]
@@ -55,12 +58,12 @@ def stacked(batches: Sequence[Batch], copies: int) -> Batch | None:
 
 
 def members_first(batch: Batch) -> Batch:
-    """Turn tensors [N, K, ...] into views [K, N, ...]."""
+    """Turn a batch's tensors [N, K, ...] into views [K, N, ...], whose first dimension is that of the members."""
     return tree_map(lambda leaf: leaf.movedim(1, 0) if isinstance(leaf, Tensor) else leaf, batch)
 
 
 def named(part: str, sums: Sums) -> EpochMetrics:
-    """Return the means with `part` ("train" or "val") as a prefix of their names."""
+    """Return the mean of each metric, with `part` ("train" or "val") as a prefix of its name."""
     return {f"{part}_{name}": mean.tolist() for name, mean in sums.means().items()}
 
 

@@ -43,14 +43,14 @@ def full_size_learner(problem: Problem, trial: Trial, shard: Shard = ALONE) -> S
 
 
 def told_of(task: Task, epoch: int, metrics: EpochMetrics) -> list[EpochTold]:
-    """Return the journal entry for an epoch of a trial of the race; an empty list for any other task."""
+    """Return a list with the journal's entry for an epoch, if the task is one of the race; else an empty list."""
     if FULL_TRAINING.fullmatch(task.key) is None:
         return []
     return [(task.number, epoch, {name: values[0] for name, values in metrics.items()})]
 
 
 def states_together(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the checkpoint of a trial from the states of its models."""
+    """Join the states of a trial's models into the trial's checkpoint; `states_apart` splits it again."""
     first = dict(states[0])
     if len(states) == 1:
         return first
@@ -59,7 +59,7 @@ def states_together(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def states_apart(state: Mapping[str, Any], models: int) -> Sequence[Mapping[str, Any]]:
-    """Return the states of a trial's models from its checkpoint."""
+    """Split a trial's checkpoint into the states of its models, whose number is `models`."""
     found: Sequence[Mapping[str, Any]] = [state] if models == 1 else state["models"]
     return found
 
@@ -97,7 +97,10 @@ def train_full_size_trial(
     should_stop: Callable[[], bool] = lambda: False,
     on_epoch: Callable[[int, EpochMetrics], None] = lambda epoch, metrics: None,
 ) -> Outcome:
-    """Train a trial's full-size model for a span of epochs; several models of a trial take turns, epoch by epoch."""
+    """Train a trial's full-size model for a span of epochs; several models of a trial take turns, epoch by epoch.
+
+    `state` is the checkpoint from which the training continues; None to begin anew.
+    """
     started = time.perf_counter()
 
     def train(problem: Problem) -> Outcome:
@@ -233,7 +236,8 @@ def train_target_on_ranks(
 ) -> Outcome:
     """Train one full-size model for a span of epochs, as one of several ranks; each rank calls it.
 
-    Only rank 0's outcome has a checkpoint and a history.
+    `state` is the checkpoint from which the training continues; None to begin anew. Only rank 0's outcome has a
+    checkpoint and a history.
     """
     started = time.perf_counter()
     own_loop = problem.own_loop is not None

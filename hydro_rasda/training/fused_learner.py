@@ -108,7 +108,10 @@ class FusedLearner:
         return self._update(batch) if self._graph is None else self._graph(batch)
 
     def side_by_side(self, batches: Sequence[Batch]) -> Batch | None:
-        """Join a batch for each model of a trial into one batch [N, K, ...] for all K members; None as in `stacked`."""
+        """Join the batches of a trial's models into one batch [N, K, ...] for all K members.
+
+        Return None if the batches cannot be joined, for example because their shapes differ; see `stacked`.
+        """
         return stacked(batches, self.fused.K // self._models)
 
     def _update(self, batch: Batch, given: Iterator[Batch] | None = None) -> Mapping[str, Tensor]:
@@ -161,7 +164,7 @@ class FusedLearner:
         return evaluate_parts(partial(self.fused.map, self._objective), batch, self.micro_batches, 1)
 
     def evaluate_apart(self, batches: Sequence[Batch | None]) -> list[Mapping[str, Tensor] | None]:
-        """Evaluate each model of the trials on its own batch.
+        """Evaluate model `i` of each trial on `batches[i]`, because the models validate on different examples.
 
         Args:
             batches: A batch for each model of a trial; None for a model that has no batch left.

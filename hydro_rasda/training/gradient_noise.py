@@ -16,14 +16,18 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 HORIZON = 100
-"""The average forgets a step after about this many steps."""
+"""The running averages of the estimates forget a step after about this many steps."""
 
 _AT_ONCE = 64
 """Norms of this many steps are read from the device at a time, because each reading waits for all work on a GPU."""
 
 
 class _Step:
-    """The squared gradient norms of a step, one for each DDP bucket, still on the device."""
+    """The squared norms of a step's gradients, one for each DDP bucket, still on the device.
+
+    `own` has those of the mean gradient of `small` examples, times `weight` squared. `averaged` has those of the mean
+    gradient of `big` examples.
+    """
 
     def __init__(self, small: float, big: float, weight: float) -> None:
         self.small, self.big, self.weight = small, big, weight
@@ -97,7 +101,7 @@ class GradientNoise:
         self._share, self._scale, self._multiplier = (float(examples), weight), scale, multiplier
 
     def add(self, small: float, of: float, big: float, out_of: float) -> None:
-        """Add a step to the averages.
+        """Add the estimates of one step to the running averages.
 
         Args:
             small: Squared norm of the mean gradient of `of` examples.
@@ -145,7 +149,7 @@ class GradientNoise:
             self._signal, self._noise, self._measured = signal / self._world, noise / self._world, measured > 0
 
     def state(self) -> dict[str, float]:
-        """Return plain values, which `load` accepts on any number of ranks. Call `settle` first."""
+        """Return the running averages, which `load` accepts on any number of ranks. Call `settle` first."""
         return {"signal": self._signal, "noise": self._noise} if self._measured else {}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -153,7 +157,10 @@ class GradientNoise:
             self._signal, self._noise, self._measured = state["signal"], state["noise"], True
 
     def _average(self, bucket: Any) -> torch.futures.Future[Tensor]:
-        """Average a bucket over the ranks as DDP would, and note its norms; DDP calls this as its hook."""
+        """Average a bucket of gradients over the ranks as DDP would, and note its squared norms before and after.
+
+        DDP calls this method as its communication hook.
+        """
         own = bucket.buffer()
         if self._share is None:
             self.unsized = True
@@ -177,7 +184,7 @@ class GradientNoise:
         return result
 
     def _own_scale(self, weight: float) -> Tensor | None:
-        """Return the factor of this rank's gradient apart from `weight`; None for 1."""
+        """Return the factor besides `weight` by which this rank's gradient was multiplied; None for 1."""
         if self._multiplier is None or not weight:
             return self._scale
         own = self._multiplier / weight

@@ -48,7 +48,7 @@ class LiveGroup:
         self._learner: FusedLearner | None = None
 
     def put(self, key: str, group: Group, trials: Mapping[int, Trial], learner: FusedLearner) -> None:
-        """Keep the group that the task `key` has trained."""
+        """Keep a group and its learner, so that `take` can reuse them; `key` is that of the task that trained them."""
         learner.optimizer.zero_grad()
         self._key, self._group, self._learner = key, group, learner
         self._trials = {number: trials[number] for number in group.members}
@@ -94,7 +94,7 @@ class LiveGroup:
 
 
 def _of_models(positions: Sequence[int], models: int) -> list[int]:
-    """Return the positions of the trials' models in a fused model, from the trials' positions in the group."""
+    """Convert positions of trials in a group to those of their models in the fused model, `models` for each trial."""
     return [models * position + at for position in positions for at in range(models)]
 
 
@@ -121,6 +121,7 @@ def train_group(
     fail.
 
     Args:
+        load: Returns the checkpoint of an earlier task by the task's key.
         live: The group that this process trained last; the new group replaces it. None to keep no group.
     """
 
@@ -151,7 +152,7 @@ def train_group(
 
 
 def _can_be_smaller(problem: Problem, trials: Mapping[int, Trial], task: Task) -> bool:
-    """Tell whether a group can be split: it has several members, or a batch that allows more micro-batches."""
+    """Tell whether a task can be made smaller: its group has several members, or its batch can be split further."""
     (group,) = task.groups
     batch_size = trials[group.members[0]].batch_size
     if len(group.members) > 1 or group.micro_batches >= batch_size:
@@ -238,7 +239,7 @@ def states_of(problem: Problem, trials: Mapping[int, Trial], number: int, source
 
 
 def cut_down(problem: Problem, trials: Mapping[int, Trial], task: Task, load: Load) -> dict[str, Any]:
-    """Load the checkpoints from which a task continues, and return the part that holds only the task's members."""
+    """Load the checkpoints from which a task continues. Return one part that holds only the task's members."""
     members = task.members
     learner, _ = _resume(problem, trials, members, task.sources, load, task.copies)
     return {"members": list(members), "state": learner.state()}

@@ -235,12 +235,12 @@ def _longest_training(problem: Problem, batch_size: int) -> float:
 
 
 def _peak(measured: Measured, width: int) -> float:
-    """Return the bytes that a group of `width` members takes."""
+    """Return the bytes that a group of `width` members takes at its peak, by a measurement of its kind."""
     return float(measured["fixed"] + measured["each"] * width)
 
 
 def _updates(trials: Sequence[Trial]) -> str:
-    """Name the work of a step besides the forward and backward pass: the optimizers, and gradient clipping if used."""
+    """Name, for a cache key, the work of a step after its backward pass: the optimizers, and any gradient clipping."""
     named = [(optimizer_name(own), own) for trial in trials for own in configs_of_parts(trial.config).values()]
     kinds = {name for name, _ in named}
     own = {digest(content(read(config, "optimizer"))) for name, config in named if name == OWN}
@@ -249,7 +249,7 @@ def _updates(trials: Sequence[Trial]) -> str:
 
 
 def _widths(measured: Measured | None, room: float) -> Widths:
-    """Return the widths of a kind; the width of single trials if `measured` is None.
+    """Return the group widths of a kind by its measurement; the width of single trials if `measured` is None.
 
     If there was more memory during the measurement, the best width may not fit `room` (bytes for one core) now. Then
     the best width that fits is chosen.
@@ -265,7 +265,7 @@ def _widths(measured: Measured | None, room: float) -> Widths:
 
 
 def widths_from(throughput: Mapping[int, float], most: int) -> Widths:
-    """Derive widths from measured throughputs.
+    """Derive the `Widths` of a kind from its measured throughputs; `most` is the width of its largest groups.
 
     `throughput` maps a width to the steps per second, summed over trials. At width 1, trials train one after another.
 
@@ -315,7 +315,7 @@ def _is_sound(measured: Measured) -> bool:
 
 
 def machine(device: torch.device) -> str:
-    """Return a name of a device; devices of the same name have the same fastest widths."""
+    """Name the type of a device. Devices of the same name have the same fastest widths."""
     name = f"{_processor()}, {counted(os.cpu_count() or 1, 'core')}, {counted(torch.get_num_threads(), 'thread')}"
     return f"{torch.cuda.get_device_name(device) if device.type == 'cuda' else name}, torch {torch.__version__}"
 
@@ -332,7 +332,7 @@ def _processor() -> str:
 
 @functools.cache
 def _code() -> str:
-    """Return a digest of the code that is measured; "" if its files cannot be read."""
+    """Return, for a cache key, a digest of the library's code that is measured; "" if its files cannot be read."""
     files = [Path(__file__), *sorted(Path(fusion.__file__).parent.rglob("*.py"))]
     try:
         return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
@@ -411,7 +411,7 @@ def _loss(problem: Problem, model: nn.Module, part: Batch) -> Tensor:
 
 @contextmanager
 def _measuring(problem: Problem) -> Iterator[None]:
-    """Measure with the precision of training and without warnings.
+    """Within the context, compute with the precision of training, and ignore warnings of fused training.
 
     The caller warns of obstacles, because users should see the warnings even if an earlier measurement is used.
     """

@@ -76,7 +76,7 @@ def train_epochs(
 
 
 def keep_best(learners: Sequence[SingleLearner], problem: Problem, epoch: int, metrics: EpochMetrics) -> EpochMetrics:
-    """Remember the weights of this epoch of a full-size training if they are the best so far and `race.keep` is "best".
+    """Remember the weights of this epoch of a full-size training, if `race.keep` is "best" and `bettered` chooses it.
 
     Args:
         learners: The learners of a trial's models.
@@ -141,7 +141,10 @@ def _validated(learner: Learner, problem: Problem, batch_size: int, averaged: bo
 
 
 def _evaluated(learner: Learner, shares: Sequence[Share | None]) -> Sequence[Mapping[str, Tensor] | None]:
-    """Return the metrics of all models on a single share. With several, model `i` of each trial uses share `i`."""
+    """Return the metrics of all models on a single share. With several shares, model `i` of each trial uses share `i`.
+
+    None stands for a model that has no share left.
+    """
     batches = [None if share is None else share.batch for share in shares]
     if len(batches) == 1:
         return [learner.evaluate(batches[0])]

@@ -54,7 +54,7 @@ def multipliers(settings: OptimizerSettings, module: nn.Module, surrogate: float
 
 
 def check_rule(config: Mapping[str, Any]) -> None:
-    """Raise ValueError if no rule is known that scales an optimizer's learning rates with the width."""
+    """Raise ValueError if no rule is known that scales learning rates of a configuration's optimizer with the width."""
     for part, own in configs_of_parts(config).items():
         if optimizer_name(own) == OWN and Hyperparameters.from_config(own).kind == OWN:
             rule = "of a class of torch.optim that has a name here: for others nobody knows how learning rates of "

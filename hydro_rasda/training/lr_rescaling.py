@@ -76,14 +76,16 @@ def lr_factor(growth: float, rule: Rule, optimizer: Optimizer) -> float:
 
 
 class RescaledLR:
-    """Multiply an optimizer's learning rates during its steps.
+    """Multiply an optimizer's learning rates during its steps by a factor that suits the number of workers.
 
-    Schedules do not see the change, because outside `optimizer.step` the learning rates are the user's own.
+    Schedules do not see the factor, because outside `optimizer.step` the learning rates are the user's own.
 
-    Step `i` after a change, counted from 0, multiplies by `start + (target - start) * min(1, (i + 1) / warmup_steps)`.
+    When the number of workers changes, the factor goes from `start` to `target`, which `lr_factor` returns. Step `i`
+    after the change, counted from 0, multiplies by `start + (target - start) * min(1, (i + 1) / warmup_steps)`.
 
     Args:
         growth: Number of workers now, divided by the number at the trial's start.
+        rule: As in `lr_factor`.
         warmup_steps: Number of optimizer steps in which the multiplier changes to its new value; 0 for no warm-up.
         state: An earlier `state_dict`: an interrupted warm-up continues, but a new multiplier starts a new warm-up.
             None at first.

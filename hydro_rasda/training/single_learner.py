@@ -261,7 +261,7 @@ class SingleLearner:
             yield
 
     def epochs_since_best(self, epoch: int) -> int:
-        """Return the number of epochs since the best one; 0 if none is remembered."""
+        """Return the number of epochs from the best one to `epoch`; 0 if no epoch is remembered."""
         return epochs_since(self._best, epoch)
 
     def remember(self, epoch: int, score: float, mode: Mode, *, averaged: bool = True) -> None:
@@ -325,10 +325,10 @@ class SingleLearner:
 
 
 def weights_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
-    """Return the weights for evaluation as "model".
+    """Return a dict with the weights for evaluation under the key "model".
 
-    An optimizer such as Schedule-Free trains other weights than it evaluates. The trained weights are added as
-    "trained".
+    An optimizer such as Schedule-Free trains other weights than it evaluates. The trained weights are added under the
+    key "trained".
     """
     if not has_modes(optimizer):
         return {"model": model.state_dict()}
@@ -353,7 +353,7 @@ def evaluate_parts(
 
 
 def _continued(group: Mapping[str, Any], before: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a parameter group with this learner's hyperparameters and the values that the optimizer has learned.
+    """Return this learner's parameter group `group`, with the learned values of the saved group `before`.
 
     Some optimizers, such as Prodigy, keep learned values in their parameter groups.
     """

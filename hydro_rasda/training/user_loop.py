@@ -184,7 +184,7 @@ class KeptReports:
 
 
 def _state_of(saving: Saving) -> dict[str, Any]:
-    """Return the state of a report.
+    """Return the state of a report, which gave the state or a function that returns it.
 
     Raises:
         ValueError: If the state has no "model", or holds objects that `torch.load(weights_only=True)` refuses.

@@ -44,13 +44,14 @@ class WidthScaledRates:
         self._models.append(surrogate)
 
     def __bool__(self) -> bool:
-        """Tell whether a surrogate was noted."""
+        """Tell whether `note` has registered a surrogate; if not, there are no learning rates to scale."""
         return bool(self._models)
 
     def groups(self, parameters: Any, kind: type[Optimizer], settings: Mapping[str, Any]) -> Any:
-        """Return an optimizer's parameter groups, split so that all parameters of a group have the same factors.
+        """Return an optimizer's parameter groups with scaled learning rates and weight decays.
 
-        If no surrogate was noted, return the parameters as given.
+        Groups are split so that all parameters of a group have the same factors. If `note` has registered no surrogate,
+        return the parameters as given.
 
         Args:
             parameters: A module, or parameters in any form that torch's optimizers accept.
@@ -118,7 +119,10 @@ class WidthScaledRates:
         )
 
     def _factors(self, table: Callable[[nn.Module, str], Factors], rule: str) -> dict[int, tuple[str, float]]:
-        """Map the `id` of each parameter of the noted surrogates to the parameter's name and factor."""
+        """Map the `id` of each parameter of the registered surrogates to the parameter's name and factor.
+
+        `table(surrogate, rule)` returns the factors by parameter name: of learning rates, or of weight decays.
+        """
         found: dict[int, tuple[str, float]] = {}
         for model in self._models:
             factors = table(model, rule)
@@ -127,7 +131,7 @@ class WidthScaledRates:
 
 
 def _rule_of(kind: type[Optimizer], settings: Mapping[str, Any]) -> str | None:
-    """Return the name of an optimizer class, or of its nearest base class, in muP's table; None if it has neither."""
+    """Return the name by which muP's table has an optimizer class or its nearest base class; None if it has neither."""
     if issubclass(kind, torch.optim.Muon):
         return "muon" if settings.get("adjust_lr_fn") == "match_rms_adamw" else MUON_ORIGINAL
     return next((name for cls in kind.__mro__ if (name := cls.__name__.lower()) in OPTIMIZERS), None)

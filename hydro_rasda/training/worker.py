@@ -219,7 +219,7 @@ class Worker:
         return rescaled
 
     def measure(self, model: nn.Module, optimizer: Optimizer, batch_size: int | None = None) -> GradientNoise:
-        """Add `gradient_noise_scale`, in examples, and `scaling_efficiency` to the results; call it once.
+        """Measure `gradient_noise_scale` (in examples) and `scaling_efficiency`, and add them to reports; call it once.
 
         With these, `RASDAScheduler(grow="efficient")` lets a trial grow as long as more workers pay. Checkpoints carry
         the measurements automatically.

@@ -64,7 +64,10 @@ class StepTimes:
         return parallel_efficiency({size: median(of) for size, of in self._seconds.items()}, self._workers)
 
     def settle(self, global_batch_size: float | None) -> None:
-        """End an iteration. `global_batch_size` may be None if the batch of each worker never changes."""
+        """End an iteration, and add its seconds per example to those measured with this number of workers.
+
+        `global_batch_size` may be None if the batch of each worker never changes.
+        """
         times = self._between()
         self._marks.clear()
         if times:

@@ -38,7 +38,10 @@ class _Board:
 
 
 class Bulletin:
-    """The tuner's side, which reads the messages. `coming` is Ray's future of the next messages."""
+    """The tuner's side of the messages: it reads the epochs and warnings that actors send.
+
+    `coming` is Ray's future of the next messages.
+    """
 
     def __init__(self) -> None:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -61,7 +64,7 @@ class Bulletin:
 
 
 class Reporter:
-    """An actor's side, which sends the messages."""
+    """An actor's side of the messages: it sends epochs to the tuner while the actor trains, and warnings at the end."""
 
     def __init__(self, board: Any, device: int) -> None:
         self._board, self._device = board, device
@@ -70,7 +73,7 @@ class Reporter:
         self._of_models: list[EpochTold] = []
 
     def notify(self, epochs: int, metrics: Mapping[str, list[float]], told: Sequence[EpochTold] = ()) -> None:
-        """Report epochs and the metrics after them, at once or together with later epochs."""
+        """Send epochs, the metrics after them and entries for the journal to the tuner, now or with later epochs."""
         self._epochs, self._metrics = self._epochs + epochs, metrics
         self._of_models += told
         if time.monotonic() - self._told >= _EVERY_S:

@@ -108,7 +108,10 @@ class _TrainerActor(Trainer):
         super().__init__(problem, where, threads, self._reporter.notify, share=share_on(node, worker))
 
     def do(self, method: str, *arguments: Any) -> Any:
-        """Call a method and report to the tuner meanwhile. Checkpoints among the arguments are fetched first."""
+        """Call a method of this trainer, and report its epochs and warnings to the tuner.
+
+        If the arguments refer to checkpoints in Ray's store, these are fetched first.
+        """
         with self._reporter.telling():
             return getattr(self, method)(*map(_fetched, arguments))
 

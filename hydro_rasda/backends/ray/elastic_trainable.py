@@ -157,7 +157,7 @@ def _run_trial(config: dict[str, Any], digest: str, payload: Any, options: dict[
 
 
 def _follow(head: Connection, actors: RankActors, order: tuple[str, Any, dict[str, Any]]) -> None:
-    """Pass rank 0's reports on to Tune until every rank is done."""
+    """Let the other ranks start with `order`; pass rank 0's reports on to Tune until every rank is done."""
     job, pid = order[2], None
     iterations, heard = HangDetector("no iteration was over", job["timeout_s"]), time.monotonic()
     look = heard
@@ -206,7 +206,7 @@ def _final_message(head: Connection, pid: int | None) -> Ending:
 
 
 def _diagnosis(job: dict[str, Any], actors: RankActors, first: Ending) -> str:
-    """Describe a failure; blame the rank that caused it, not the ranks that waited for it."""
+    """Describe a failure by the rank that caused it, not by ranks that waited for it; `first` is rank 0's ending."""
     endings = {0: first, **actors.endings(_FINAL_MESSAGE_S)}
     rank = blame(endings)
     kind, message, host, pid = endings[rank]

@@ -44,7 +44,11 @@ class Experiment:
         self._ending: dict[str, int] = {}
 
     def decide(self, trial: Trial, t: int, score: float) -> tuple[Decision, int | None]:
-        """Decide on a trial that reports; return the decision and its milestone, None if no milestone is decided."""
+        """Decide whether a trial that reports continues, stops or waits.
+
+        Return the decision and the milestone to which the report belongs. The milestone is None if the report belongs
+        to none, or if the trial was stopped before.
+        """
         if t >= self.rung_history.stopped.get(trial.trial_id, math.inf):
             return Decision.STOP, None
         rungs = self.rung_history.rungs
@@ -108,13 +112,13 @@ class Experiment:
         self.grants.give([(trial, self.sizes.of(trial)) for trial in survivors], milestone, slots, free, idle)
 
     def due(self, trial: Trial, t: int | None = None) -> int:
-        """Return the workers that a trial is due after iteration `t`; None is the iteration of its checkpoint."""
+        """Return how many workers a trial should have after iteration `t`; None is the iteration of its checkpoint."""
         if self._rule.grow == "due":
             return self._rule.workers_at(self.restart_t(trial) if t is None else t)
         return self.grants.of(trial)
 
     def grows(self, trial: Trial, due: int) -> bool:
-        """Return whether a trial continues with more workers, or waits for nodes that hold them."""
+        """Return whether a trial can get more workers, at most `due`, or waits for nodes that hold them."""
         if due <= self.sizes.of(trial):
             return False
         count = self.sizes.slots.count()
@@ -158,12 +162,12 @@ class Experiment:
         self.leave(trial)
 
     def leave(self, trial: Trial) -> None:
-        """Remove a trial that is over, or that failed and may begin again."""
+        """Remove from queue and cohort a trial that is over, or that failed and may begin again."""
         self.queue.leave(trial)
         self.cohort.leave(trial)
 
     def record(self, trial: Trial, result: Mapping[str, Any], milestone: int | None, decision: Decision) -> None:
-        """Record the decision on a report."""
+        """Append a trial's report, and the decision on it, to the experiment's journal."""
         self.rung_history.append(self._entry(trial, result, milestone, decision))
         if decision is Decision.STOP and milestone is not None:
             self._ending[trial.trial_id] = milestone
@@ -183,7 +187,7 @@ class Experiment:
         )
 
     def restart_t(self, trial: Trial) -> int:
-        """Return the iteration of a trial's checkpoint; 0 without a checkpoint."""
+        """Return the iteration of a trial's checkpoint; 0 without a checkpoint, or if its metrics lack `time_attr`."""
         latest = trial.latest_checkpoint_result
         if latest is None:
             return 0
@@ -191,7 +195,10 @@ class Experiment:
         return int(metrics.get(self._time_attr, 0))
 
     def next_start(self, waiting: list[Trial], holding: list[Trial], held: Mapping[str, int], free: int) -> Placement:
-        """Choose the trial that starts next, and with how many workers."""
+        """Choose the trial that starts next, and with how many of the `free` workers.
+
+        `held` maps the id of each trial in `holding`, in the same order, to the number of workers that it holds.
+        """
         if not waiting or not free:
             return Placement()
         queue, now = Queue(map(self._waiting, waiting), self.queue.overtaken), time.monotonic()

@@ -33,7 +33,7 @@ _LONGEST_PATH = 107  # bytes of a socket's path
 
 @contextlib.contextmanager
 def fork_rank(digest: str, payload: Any, job: dict[str, Any]) -> Iterator[Connection]:
-    """Start a rank, and yield a connection to it. When the context ends, so does the rank."""
+    """Let the node's fork server start a rank; yield a connection to it. When the context ends, so does the rank."""
     # All ranks work in the folder of rank 0, if their node has it.
     folder = job.get("cwd", "")
     job = {**job, "environ": dict(os.environ), "cwd": folder if os.path.isdir(folder) else os.getcwd()}
@@ -140,7 +140,8 @@ def _start_fork_server(path: str) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(lock)  # another client is starting the server
+        # A fork server holds the lock from its start to its end. So one is coming up, or is about to end.
+        os.close(lock)
         return
     command = [sys.executable, "-m", "hydro_rasda.backends.ray.fork_server", path, owner(os.getppid())]
     # Let numeric libraries use one thread, because a thread pool that they start on import does not survive a fork.
@@ -153,6 +154,7 @@ def _start_fork_server(path: str) -> None:
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
     with open(f"{path}.log", "ab") as log:
+        # By `pass_fds`, the server inherits the lock, and holds it until it ends.
         subprocess.run(
             command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(lock,), check=True
         )

@@ -48,7 +48,8 @@ class _ForkServer:
         self._payloads: OrderedDict[str, Any] = OrderedDict()
         self._coming: dict[str, float] = {}  # maps a digest to the time when its sender was last heard
         self._requests: dict[int, Generator[None]] = {}  # maps a client's file descriptor to its request
-        self._ranks: dict[int, Connection] = {}  # maps a pid to our copy of the rank's connection
+        # Maps a rank's pid to this server's copy of the rank's connection to its client, watched only for a hang-up.
+        self._ranks: dict[int, Connection] = {}
         self._poll = select.poll()
         self._wake, waker = socket.socketpair()
         self._wake.setblocking(False)
@@ -67,7 +68,7 @@ class _ForkServer:
         self._poll.register(self._wake, select.POLLIN)
 
     def serve(self) -> None:
-        """Fork ranks until the guardian has ended, or no rank has run for `IDLE_S` seconds."""
+        """Fork ranks until the guardian (the node's raylet) ends, or there was no rank or request for `IDLE_S` s."""
         busy_at = time.monotonic()
         while lives(self._guardian) and time.monotonic() - busy_at < IDLE_S:
             for fd, event in self._poll.poll(_TICK_MS):

@@ -86,7 +86,7 @@ def is_lost(node_id: str) -> bool:
 
 
 def answers(host: str, port: int, within_s: float) -> bool:
-    """Return whether a process listens at an address."""
+    """Return whether a process listens at an address, and accepts a connection within `within_s` seconds."""
     try:
         socket.create_connection((host, port), timeout=within_s).close()
     except OSError:
@@ -136,7 +136,7 @@ class NodeRequests:
         return due > count and time.monotonic() < self._until.get(due, 0.0)
 
     def settle(self, count: int) -> None:
-        """Withdraw the request once no trial waits for it. Nodes that trials use stay."""
+        """Withdraw the request for nodes once no trial waits for them. Nodes that trials use stay."""
         if self._asked and not any(self.awaited(due, count) for due in list(self._until)):
             self._asked = 0
             request_resources(bundles=[])
@@ -147,9 +147,9 @@ class NodeRequests:
             request_resources(bundles=[])
 
     def _note(self, count: int) -> None:
-        """If nodes have come, restart the wait of trials that still need more workers than the nodes hold.
+        """Note how many workers the nodes hold now.
 
-        More nodes may come.
+        If nodes have come, restart the wait of trials that still need more workers, because more nodes may come.
         """
         if count > self._had:
             self._until = {due: time.monotonic() + self._wait_s for due in self._until if due > count}

@@ -125,7 +125,7 @@ class ControllerStage:
         )
 
     def lose_no_worker(self) -> None:
-        """Replace the manager of placement groups by `SettledGroups`, before any group is requested."""
+        """Let `SettledGroups` manage placement groups, so that no worker is lost; only before a group is requested."""
         actors = self._controller._actor_manager
         groups = actors._resource_manager
         if type(groups) is PlacementGroupResourceManager and not groups._pg_to_request:
@@ -163,7 +163,10 @@ class ControllerStage:
         return bool(actors.num_pending_actors) and not actors.num_live_actors
 
     def call_back(self, queue: WaitingQueue, size_of: Callable[[Trial], int], held: int) -> None:
-        """Let trials wait again that were to start with more workers than are left after a node was lost."""
+        """Let trials wait again that were to start with more than the `held` workers that the nodes hold now.
+
+        The nodes hold fewer workers than before if one of them was lost.
+        """
         for trial in queue.given():
             if trial.status == Trial.PENDING and size_of(trial) > held:
                 # Take the request back: Ray would wait forever for a placement group, even if no nodes can hold it.

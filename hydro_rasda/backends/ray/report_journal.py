@@ -41,7 +41,7 @@ class JournalEntry:
 
 
 def replay(entries: Iterable[JournalEntry], trials: set[str]) -> AshaState:
-    """Return the scores of each rung after these entries. Only `trials` count."""
+    """Return the scores of each rung after these entries of the journal. Only scores of `trials` count."""
     state = AshaState()
     for entry in entries:
         if entry.trial in trials and entry.milestone is not None:
@@ -125,10 +125,10 @@ class RungHistory:
         }
 
     def know(self, trial: str) -> bool:
-        """Count a trial's scores, also those of an earlier process; return True for a new trial of a new experiment.
+        """From now on, count a trial's scores in `rungs`, also those of an earlier process.
 
-        This is False in a restored experiment: there, a trial that begins anew has a new name, but keeps the bundles to
-        which it had grown.
+        Return True for a new trial of a new experiment. In a restored experiment, return False: there, a trial that
+        begins anew has a new name, but keeps the bundles to which it had grown.
         """
         if trial in self._known:
             return False
@@ -149,7 +149,7 @@ class RungHistory:
         self._rungs = rungs
 
     def append(self, entry: JournalEntry) -> None:
-        """Add a report. If the storage cannot append, the whole file is written, but only at milestones."""
+        """Append a report to the file. If the storage cannot append, write the whole file, but only at milestones."""
         self.entries.append(entry)
         try:
             with self._filesystem.open_append_stream(self._path) as stream:

@@ -156,7 +156,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         return True
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
-        """Give a new trial its first size, and a restored trial the size that its checkpoint is due."""
+        """Give a new trial its first number of workers, and a restored trial the number with which it continues."""
         if self._folder != trial.storage.experiment_fs_path:  # also true if the scheduler gets a second experiment
             self._begin(tune_controller, trial)
         new = self._trials.rung_history.know(trial.trial_id)
@@ -208,7 +208,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         return [name for name in (self.time_attr, self._metric) if not _is_number(result.get(name))]
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
-        """Keep the last score of a trial, because later trials are compared with it."""
+        """Keep the last score of a trial that has ended, because later trials are compared with it."""
         self._trials.leave(trial)
         if self._missing(result) or trial.trial_id in self._trials.rung_history.stopped:
             return
@@ -219,7 +219,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
             self._trials.record(trial, result, milestone, Decision.STOP)
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
-        """Free the trial's place. Ray adds the trial again if it may be repeated."""
+        """Remove a failed trial from queue and cohort. Ray adds the trial again if it may be repeated."""
         self._trials.sizes.tell_full_disk(trial)
         self._trials.fail(trial)
 

@@ -140,7 +140,7 @@ class Cohort:
         self._gathering.come(trial.trial_id, milestone, score, time.monotonic())
 
     def leave(self, trial: Trial) -> None:
-        """Remove a trial that is over, or that failed and may begin again."""
+        """Remove from its cohort a trial that is over, or that failed and may begin again."""
         self._gathering.leave(trial.trial_id)
         self._undecided.pop(trial.trial_id, None)
         self._stopping.pop(trial.trial_id, None)
@@ -176,7 +176,7 @@ class Grants:
         self._noise_scale: dict[str, float] = {}
 
     def note(self, trial: Trial, workers: int, result: Mapping[str, Any]) -> None:
-        """Record a report of a trial that trains with `workers` workers."""
+        """Record times, efficiency and noise scale from a trial's report `result`; the trial has `workers` workers."""
         # Skip Ray's time of the first iteration after a start, because it includes the start of the workers.
         later = result.get("iterations_since_restore", 1) > 1
         seconds = result.get(EPOCH_SECONDS, result.get("time_this_iter_s") if later else None)

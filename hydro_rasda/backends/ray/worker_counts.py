@@ -89,9 +89,9 @@ logger = logging.getLogger(__name__)
 
 
 class Sizes:
-    """The numbers of the trials' workers, which are bundles of placement groups.
+    """The number of workers of each trial. A worker is a bundle of the trial's placement group.
 
-    It warns if the cluster cannot hold the workers that are due.
+    The methods warn, for example if the cluster cannot hold the workers that a trial should get.
     """
 
     def __init__(self, worker: Mapping[str, float]) -> None:
@@ -121,7 +121,7 @@ class Sizes:
             self._requests[workers] = PlacementGroupFactory([self._worker] * workers)
         self._workers[trial.trial_id] = workers
         request = self._requests[workers]
-        # Compare only identities: to compare the contents of two requests takes Ray longer than an update.
+        # Compare only identities: to compare the contents of two requests takes Ray longer than `update_resources`.
         if trial.placement_group_factory is not request:
             trial.update_resources(request)
 
