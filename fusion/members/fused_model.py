@@ -203,10 +203,7 @@ class StackedTensors(nn.Module):
         self._collect_floats()
 
     def _collect_floats(self) -> None:
-        """Collect the floats in which members differ. If there are or were any, add 1 to `changes`.
-
-        Recorded steps are then outdated.
-        """
+        """Collect the floats in which members differ; if there are or were any, recorded steps are outdated."""
         self._caught_up = snapshot(self.template)
         before, self._settings = self._settings.values_K, Settings([member.floats for member in self._members])
         if before or self._settings.values_K:
