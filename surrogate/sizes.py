@@ -51,9 +51,9 @@ def narrow_sizes(trace: SizeTrace, width_ratio: float, lists: Collection[int] = 
 def scale_sizes(trace: SizeTrace, width_ratio: float, keep: Collection[sympy.Symbol] = ()) -> dict[sympy.Symbol, int]:
     """Choose the value of every symbol in the narrow copy. Symbols in `keep` stay as they are.
 
-    Widths are multiplied by the ratio and rounded up. If heads divide a width, their number shrinks and
-    their size stays, so such a width is rounded up to whole heads. Sizes that equations connect are chosen together.
-    They stay if no rounding satisfies these equations.
+    Widths are multiplied by the ratio and rounded up. If heads divide a width, their number shrinks and their size
+    stays, so such a width is rounded up to whole heads. Sizes that equations connect are chosen together. They stay if
+    no rounding satisfies these equations.
 
     Raises:
         ValueError: if nothing can be scaled, or if rounding satisfies the equations of no connected sizes.
@@ -220,8 +220,8 @@ def _scaled(size: int, width_ratio: float, unit: int) -> int:
 class _Roles:
     """The roles of symbols: `widths` are rounded up to whole heads, `counts` are numbers of heads, `head_sizes` stay.
 
-    `named_heads` are widths that an attribute with the name of a number of heads holds. An example are the rows of a
-    parameter with one row for each head.
+    `named_heads` are widths that an attribute with the name of a number of heads holds. An example is the number of
+    rows of a parameter with one row for each head.
     """
 
     widths: frozenset[sympy.Symbol]

@@ -82,7 +82,8 @@ class CudaGraphs:
                     result = step()
             except BaseException:
                 self._leave(pool)
-                for generator, state in states.items():  # the present states wait for a capture that will never end
+                # A failed capture may leave generators in capture mode, in which any draw outside a capture raises.
+                for generator, state in states.items():
                     generator.graphsafe_set_state(state)
                 raise
             finally:
@@ -93,7 +94,7 @@ class CudaGraphs:
         return result, graph.replay
 
     def _leave(self, pool: Any) -> None:
-        """Tell torch's allocator that the capture into `pool` has failed. Torch itself does not if CUDA ended it."""
+        """Tell torch's allocator that the capture into `pool` has failed. Torch does not do so if CUDA ended it."""
         index = torch.cuda.current_device()
         with suppress(RuntimeError):  # raised if the allocator already knows
             torch._C._cuda_endAllocateToPool(index, pool)

@@ -56,8 +56,8 @@ def gradients(fused: FusedModel) -> tuple[list[Tensor], FlatParameters | None]:
     In rows (`fusion.members.rows`), the gradients are matrices [K, N]. Otherwise they are [K, ...] each, and the second
     result is None.
     """
-    # Include parameters that were frozen after `flat` had moved them into rows. Otherwise, `flat` would move all others
-    # into new rows.
+    # Include frozen parameters that are already in rows. Without them, `fused.flat` would get other names than in its
+    # last call, and would move all parameters into new rows.
     parameters = {name: p for name, p in fused.stacked.items() if p.requires_grad or fused.in_rows(name)}
     make_dense(parameters.values())
     grads = [p.grad for p in parameters.values() if p.grad is not None]

@@ -208,8 +208,8 @@ def radam(
 ) -> None:
     """RAdam (Liu et al. 2020, Algorithm 2): `p -= step_size m (rectified / (sqrt(v) + eps) + plain)`.
 
-    `rectified` is the rectification times the root of v's bias correction, and `plain` is 0. In the first steps,
-    `rectified` is 0 and `plain` is 1.
+    In the first steps, `rectified` is 0 and `plain` is 1. Later, `rectified` is the rectification times the root of v's
+    bias correction, and `plain` is 0.
     """
     m.lerp_(g, one_minus_beta1)
     v.lerp_(g.square(), one_minus_beta2)

@@ -240,8 +240,8 @@ class _Walk:
         self._note(path, ("function", name_of(function)))
         if found_by_name(function):
             return
-        # Functions of torch's parametrizations hold their module only to compare ids. Leave this module out, because
-        # `_shared` would make the signature unlike all others.
+        # Functions of torch's parametrizations capture their module only for its id, so leave the module out. In other
+        # functions, a captured part of the model counts as unknown (`_shared`), and the model fuses with no other.
         of_torch = function.__module__ == nn.utils.parametrize.__name__
         for i, item in enumerate(captured(function)):
             if not (of_torch and isinstance(item, nn.Module)):

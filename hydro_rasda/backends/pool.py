@@ -384,7 +384,7 @@ class DevicePool:
         self._replace(number)
 
     def _settle(self, work: _Work) -> None:
-        """Free the devices of work that has ended. Record its tasks as done, or begin them again."""
+        """Free the devices of ended work. Record its tasks as done, or try them again if a process died or hung."""
         first = work.devices[0]
         if failed := work.failed:
             self._hear_out(work)

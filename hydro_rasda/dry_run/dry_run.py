@@ -56,8 +56,8 @@ class DryRun(Findings):
         pretrained: True if initial weights do not depend on the seed. Then no surrogate was tried, because it would
             keep only a random part of the pretrained weights. Always False with `sweep.surrogate=1`.
         narrowed: The widths of the surrogate; None if no surrogate was tried.
-        metrics: Metrics of the same full-size model by name. The objective's metrics are of the first batch of each data
-            set, and the values of `metrics` are of the whole validation set.
+        metrics: Metrics of the same full-size model by name. The objective's metrics are of the first batch of each
+            data set, and the values of `metrics` are of the whole validation set.
     """
 
     parameters: dict[str, str]

@@ -176,7 +176,7 @@ def _completed(space: Mapping[str, Any], config: Mapping[str, Any], seed: int) -
 
 
 def check_searcher(searcher: object) -> None:
-    """Raise ValueError unless this is a searcher of Ray Tune without a limit on how many trials run at a time."""
+    """Raise ValueError unless this is a searcher of Ray Tune that is not wrapped in a `ConcurrencyLimiter`."""
     from ray.tune.search import ConcurrencyLimiter, Searcher
 
     rule = f"one of {SEARCHERS}, or one of Ray Tune's searchers, such as OptunaSearch()"
@@ -186,9 +186,10 @@ def check_searcher(searcher: object) -> None:
 
 
 def prepare(searcher: Searcher, space: Mapping[str, Any], objectives: Objectives) -> None:
-    """Tell a searcher the space, metric and mode. Raise ValueError if it cannot search the space or several metrics.
+    """Tell a searcher the space, the metrics and their modes. Raise ValueError if it cannot search this space.
 
-    A searcher that already has a space of its own is refused, because it would silently keep that space.
+    If there are several metrics, only an `OptunaSearch` is accepted. A searcher that already has a space of its own is
+    refused, because it would silently keep that space.
     """
     from ray.tune.search import Searcher
 

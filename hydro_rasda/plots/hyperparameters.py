@@ -139,8 +139,8 @@ def parallel_coordinates(result: RunRecord, names: Sequence[str] | None = None) 
     """Draw each trial as a line through its hyperparameters to its place in the ranking, colored by its place.
 
     Lines through the same category are spread around its tick, so that their colors show. Drag along an axis to select
-    trials. With more than `LINES` trials, half of the lines are the best ones, and half are an even
-    sample of the others.
+    trials. With more than `LINES` trials, half of the lines are the best trials, and half are an even sample of the
+    others.
 
     Args:
         names: Hyperparameters, in the order of their axes; None for all that differ between trials.

@@ -193,8 +193,8 @@ def _is_of_one_tensor(batch: Batch, run: Callable[[Batch], Any], error: BaseExce
 def _about_dtypes(model: nn.Module, batch: Batch, error: BaseException, in_loss: bool) -> str:
     """Return a hint if an error is about dtypes and data have another dtype than the model; otherwise "".
 
-    Integers count as wrong only if they are the inputs of a model that raised the error, or if the error is about a
-    cast.
+    Integers may be right, for example as class labels. They count as wrong only if the error is about a cast, or if
+    they are the batch's first tensor and the model raised the error. `in_loss` is True if the loss raised it.
     """
     weights = [parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()]
     leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]

@@ -114,7 +114,7 @@ def _trial(
 
 
 def _distribution(laws: Set[str], values: Sequence[Any]) -> BaseDistribution:
-    """Translate the domains of one key (`laws`) to Optuna's terms. Branches of the space may have different ones."""
+    """Translate the domains (`laws`) that one key has in the branches of the space to Optuna's terms."""
     if len(laws) == 1:
         return distribution(min(laws), values)
     numeric = all(map(is_metric, values))
@@ -181,7 +181,10 @@ def _varies(words: str) -> bool:
 
 
 def domains_in_words(space: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield each key of the space, and its domain in words; a key of several branches comes once for each branch."""
+    """Yield each key of a described space (see `space.describe`) as a path, with its domain in words.
+
+    If several branches of a choice have the same key, it comes once for each of them.
+    """
     for name, words in space.items():
         if isinstance(words, Mapping):
             yield from domains_in_words(words, (*path, name))

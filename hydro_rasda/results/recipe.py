@@ -94,7 +94,10 @@ def _cannot(number: int, why: str) -> ValueError:
 
 
 def _workers(trial: TrialRecord) -> int:
-    """Return the number of workers on which a trial trained; ValueError if batch or learning rate grew with them."""
+    """Return the number of workers on which a trial trained.
+
+    Raise ValueError if workers were added in training, and this changed the batch size or the learning rate.
+    """
     lines = [line for line in trial.history if line["heat"] == "race" and line["epoch"] <= trial.kept_epoch]
     batches = list(dict.fromkeys(line[GLOBAL_BATCH] for line in lines if GLOBAL_BATCH in line))
     multipliers = {line.get("lr_multiplier", 1.0) for line in lines} - {1.0}
@@ -243,7 +246,7 @@ def _constants(recipe: Recipe, arguments: Mapping[str, str]) -> str:
         lines.append(f"# Arguments of `train`, as they cannot be written here: {', '.join(arguments.values())}.")
     lines += [f"SEED, TRIAL = {settings.seed}, {recipe.trial}", f"BATCH_SIZE = {read(recipe.config, 'batch_size')}"]
     lines.append(f"MAX_T = {settings.max_t}  # epochs, the horizon of schedules and averages")
-    lines.append(f"EPOCHS = {recipe.epochs}  # trained, after which the weights count")
+    lines.append(f"EPOCHS = {recipe.epochs}  # to train; the weights after the last one count")
     return "\n".join(lines)
 
 
@@ -268,7 +271,7 @@ def _train(recipe: Recipe, arguments: Mapping[str, str]) -> str:
     loop = [*indented(epoch), f"    for i, batch in enumerate({_BATCHES[recipe.data]}):", *indented(step, 2)]
     after = _WRITE_AVERAGES if recipe.averaged_from is not None else []
     if any(Hyperparameters.from_config(own).has_modes for own in configs_of_parts(config).values()):
-        before, after = [*before, "optimizer.train()"], ["optimizer.eval()  # whose weights count"]
+        before, after = [*before, "optimizer.train()"], ["optimizer.eval()  # switches to the weights that count"]
     whole = [*before, "for epoch in range(EPOCHS):", *loop, *after]
     return "\n".join(
         [f"def train({', '.join(takes)}):", *indented([*_docstring(recipe, arguments), *whole, "return model.eval()"])]
@@ -280,7 +283,7 @@ def _docstring(recipe: Recipe, arguments: Mapping[str, str]) -> list[str]:
     if recipe.by_part:
         objective = "objective: The objectives of the run by part of the model, in the order of their turns."
     return [
-        '"""Train the model from the initial weights that its seed draws; returns it in evaluation mode.',
+        '"""Train the model from the initial weights of its seed, and return it in evaluation mode.',
         "",
         "model_fn: Makes the full-size model of a configuration, as for the run.",
         f"train_data: The training data of the run, as {_KINDS[recipe.data]}.",
@@ -432,13 +435,13 @@ _BATCHES: Mapping[Form, str] = {
 _DATA: Mapping[Form, str] = {
     "tensors": '''
 def batches_of(data, epoch):
-    """The batches of an epoch, in the order of the run."""
+    """Yield the batches of an epoch, in the order of the run."""
     for rows in rows_of(len(data[0]), epoch):
         yield tuple(t.detach()[rows.to(t.device)].requires_grad_(t.requires_grad) for t in data)
 ''',
     "dataset": '''
 def batches_of(dataset, epoch, device):
-    """The batches of an epoch, in the order of the run; each has random numbers of its own to load by."""
+    """Yield the batches of an epoch, in the order of the run. Each is loaded with its own random numbers."""
     seed = derived(SEED, "load", epoch)
     for number, rows in enumerate(rows_of(len(dataset), epoch)):
         with Apart(derived(seed, number)):
@@ -448,7 +451,7 @@ def batches_of(dataset, epoch, device):
 ''',
     "loaders": '''
 def batches_of(make_loader, epoch, device):
-    """The batches of an epoch; the loader draws random numbers of its own, as in the run."""
+    """Yield the batches of an epoch. The loader draws its own random numbers, as in the run."""
     numbers = Apart(derived(SEED, "shuffle", epoch))
     with numbers:
         loader = make_loader(BATCH_SIZE)
@@ -463,7 +466,7 @@ def batches_of(make_loader, epoch, device):
 
 
 def length_of(loader):
-    """How many batches a loader has; None where only reading them tells."""
+    """Return the number of a loader's batches; None if the loader has no length."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
@@ -481,9 +484,9 @@ def rows_of(length, epoch):
 '''
 _PARTS = '''
 def parts_of(batch, parts):
-    """A batch in parts, which are learnt from one after another, and the share of its examples that each has.
+    """Split a batch; yield each part and its share of the batch's examples. The parts are trained on in turn.
 
-    No part of a smaller batch has a single example, unless those of a whole batch have.
+    If the parts of a full batch have several examples each, a smaller batch is not split into single examples, either.
     """
     leaves, spec = tree_flatten(batch)
     rows = [isinstance(leaf, torch.Tensor) and leaf.ndim > 0 for leaf in leaves]
@@ -496,7 +499,7 @@ def parts_of(batch, parts):
 '''
 _APART = '''
 class Apart:
-    """Random numbers of their own for what loads data: the model draws as if it drew none."""
+    """Within this context, data are loaded with other random numbers, so that the model's do not change."""
 
     def __init__(self, seed):
         self.seed, self.states = seed, None
@@ -530,7 +533,7 @@ def seed_all(seed):
 
 
 def derived(*parts):
-    """A seed for one purpose, the same on every machine."""
+    """Return a seed for one purpose. It is the same on every machine."""
     entropy = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in parts]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
 '''

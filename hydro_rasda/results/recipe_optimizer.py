@@ -188,7 +188,7 @@ def _muon_lines(config: Mapping[str, Any], part: str | None) -> list[str]:
 
 _SEVERAL = '''
 class Several:
-    """Optimizers of different parts of the model, as one."""
+    """Several optimizers, which are used like one. Each updates some of the model's parameters."""
 
     def __init__(self, optimizers):
         self.optimizers = optimizers
@@ -216,7 +216,7 @@ class Several:
 
 _MUON = '''
 def muon_with_adamw(model, lr, momentum, nesterov, weight_decay, adjust_lr_fn, betas, eps, among=None, **rates):
-    """torch's Muon for hidden matrices, its AdamW for the other parameters, as one optimizer."""
+    """Return one optimizer: torch's Muon for hidden matrices, and AdamW for the other parameters."""
     learning = [(n, p) for n, p in model.named_parameters() if p.requires_grad and (among is None or n in among)]
     matrices = hidden_matrices(model, dict(learning))
     optimizers = []
@@ -237,7 +237,10 @@ def muon_with_adamw(model, lr, momentum, nesterov, weight_decay, adjust_lr_fn, b
 
 
 def hidden_matrices(model, learning):
-    """Names of real 2-D parameters, but for those of embeddings and of the last module that has one."""
+    """Return the names of real 2-D parameters, except those of embeddings and of the last module that has one.
+
+    If a parameter has the attribute `use_muon`, the attribute decides.
+    """
     names = {id(p): name for name, p in model.named_parameters()}
     fits = {name for name, p in learning.items() if p.dim() == 2 and p.is_floating_point()}
     found, apart, last = set(), set(), set()

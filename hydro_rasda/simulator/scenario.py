@@ -214,7 +214,7 @@ def cost_model(scenario: Scenario, run: PastRun) -> CostModel:
 
 
 def cluster(scenario: Scenario) -> Cluster:
-    """Return the scenario's cluster."""
+    """Return a cluster with the scenario's GPUs, mean time between failures, and time to start a process."""
     mtbf = math.inf if scenario.mtbf_hours is None else scenario.mtbf_hours * HOUR
     whole = Cluster.uniform(scenario.gpus, scenario.gpus_per_node)
     return replace(whole, mtbf=mtbf, launch_seconds=scenario.launch_seconds)

@@ -186,7 +186,7 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
         elif self._fresh and not (isinstance(result, Tensor) and is_batched(result)):
             for x in filter(self._is_fresh, tree_leaves((args, kwargs))):
                 if _views(result, x):
-                    del self._fresh[id(x)]  # `x` stays shared: writes into copies would not reach this view
+                    del self._fresh[id(x)]  # do not copy `x` for each member: this view would miss writes to copies
         return result
 
     @property

@@ -147,7 +147,7 @@ class Sizes:
         return able
 
     def tell_overruled(self, trial: Trial, workers: int) -> None:
-        """Warn, once, that a new trial gets other bundles than it asks for."""
+        """Warn, once, if a new trial gets other bundles than it asks for."""
         asked, given = trial.placement_group_factory.bundles, [self._worker] * workers
         if asked != PlacementGroupFactory(given).bundles:
             self._tell(
@@ -164,7 +164,7 @@ class Sizes:
         )
 
     def tell_repeats(self, trial: Trial, t: int) -> None:
-        """Warn, once, of a function that is called again and does not seem to load its checkpoint."""
+        """Warn, once, if a trial goes on after iteration `t` with a function that never names `get_checkpoint`."""
         cls = trial.get_trainable_cls()
         if t and issubclass(cls, FunctionTrainable) and not reads_checkpoint(cls):
             self._tell(
