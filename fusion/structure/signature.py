@@ -245,7 +245,7 @@ class _Walk:
         of_torch = function.__module__ == nn.utils.parametrize.__name__
         for i, item in enumerate(captured(function)):
             if not (of_torch and isinstance(item, nn.Module)):
-                (self._value if of_torch else self._shared)(f"{path}.captured[{i}]", item)
+                self._shared(f"{path}.captured[{i}]", item)
         for name, item in vars(function).items():
             self._value(_join(path, name), item)
         with self._no_slots():
