@@ -102,7 +102,8 @@ def _overlapping(k: int, state: Mapping[str, Tensor]) -> set[str]:
 
 def _all_equal(tensors: Sequence[Tensor]) -> bool:
     first = tensors[0]
-    return all(other is first or torch.equal(first, other) for other in tensors[1:])
+    comparable = first.layout is torch.strided  # torch does not compare sparse tensors
+    return all(other is first or (comparable and torch.equal(first, other)) for other in tensors[1:])
 
 
 def _states(modules: Sequence[nn.Module]) -> list[dict[str, Tensor]]:

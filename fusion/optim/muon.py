@@ -33,8 +33,9 @@ def hidden_matrices(
 ) -> frozenset[str]:
     """Return the names of the parameters that Muon updates.
 
-    These are real 2-D parameters that are trained, except for embeddings and the readout. The last module that has such
-    a parameter counts as the readout. A parameter's attribute `use_muon`, True or False, overrides this choice.
+    These are real 2-D parameters that have elements and are trained, except for embeddings and the readout. The last
+    module that has such a parameter counts as the readout. A parameter's attribute `use_muon`, True or False, overrides
+    this choice.
 
     Args:
         module: A model; its tensors need no data.
@@ -46,7 +47,8 @@ def hidden_matrices(
     """
     named = {id(p): name for name, p in module.named_parameters()}
     marks = {name: vars(p) for name, p in module.named_parameters()} if marks is None else marks
-    fits = {name for name, p in module.named_parameters() if p.dim() == 2 and p.is_floating_point() and p.requires_grad}
+    learning = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    fits = {name for name, p in learning if p.dim() == 2 and p.is_floating_point() and p.numel()}
     if among is not None:
         marks, fits = {name: of for name, of in marks.items() if name in among}, fits & set(among)
     found, readout = set[str](), set[str]()
@@ -60,7 +62,7 @@ def hidden_matrices(
         readout |= last
     asked = {name: of[MARK] for name, of in marks.items() if MARK in of}
     for name, mark in asked.items():
-        rule = "True or False, and True on real 2-D parameters that learn alone"
+        rule = "True or False, and True on real 2-D parameters with elements that learn alone"
         require(isinstance(mark, bool) and (not mark or name in fits), f"{name}.{MARK}", mark, rule)
     chosen = frozenset(name for name in found | set(asked) if asked.get(name, name not in readout))
     rule = f"another one for a model without hidden 2-D parameters; `{MARK} = True` on a parameter makes it one"

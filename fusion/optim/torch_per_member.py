@@ -76,10 +76,11 @@ class Apart:
             self._optimizer.load_state_dict(self._optimizer.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the optimizer state, by parameter name, and of the groups without their learning rates."""
+        """Return copies of the optimizer state and of the groups; names of parameters stand for the parameters."""
         kept = {name: self._optimizer.state[p] for name, p in self._parameters.items() if p in self._optimizer.state}
         groups = [{k: v for k, v in group.items() if k not in _OWN} for group in self._optimizer.param_groups]
-        state: dict[str, Any] = copied({"state": kept, "groups": groups})
+        names = _names(self._optimizer, self._parameters)
+        state: dict[str, Any] = copied({"state": kept, "groups": groups, "names": names})
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], but: Collection[str] = ()) -> None:
@@ -114,14 +115,25 @@ _OWN = ("params", "lr")
 def go_on(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any]) -> None:
     """Restore the result of `Apart.state_dict` in `optimizer`, which then goes on from this state.
 
+    Multipliers may differ, and with them the groups. A group continues with the values of its first parameter's group.
+
     Args:
-        optimizer: An optimizer made from the same hyperparameters and multipliers.
+        optimizer: An optimizer made from the same hyperparameters.
         parameters: The parameters that it updates, by name.
         state: The result of `Apart.state_dict`, with the same names. Its tensors become the optimizer's.
     """
-    names = {id(p): name for name, p in parameters.items()}
+    names = _names(optimizer, parameters)
+    before = {
+        name: group for group, own in zip(state["groups"], state.get("names", names), strict=True) for name in own
+    }
     groups = [
-        {**group, **kept, "params": [names[id(p)] for p in group["params"]], "lr": group["lr"]}
-        for group, kept in zip(optimizer.param_groups, state["groups"], strict=True)
+        {**group, **before[own[0]], "params": own, "lr": group["lr"]}
+        for group, own in zip(optimizer.param_groups, names)
     ]
     optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
+
+
+def _names(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> list[list[str]]:
+    """Return the names of the parameters in each of an optimizer's groups."""
+    named = {id(p): name for name, p in parameters.items()}
+    return [[named[id(p)] for p in group["params"]] for group in optimizer.param_groups]

@@ -21,8 +21,8 @@ def unneeded(path: str | Path, best_only: bool = False) -> list[Path]:
     """List the files that are needed neither for a run's result nor for resuming the run. Remove nothing.
 
     These are files that a killed process left half written, and checkpoints that later checkpoints replaced. If the run
-    is finished, they include the sweep's checkpoints. With `best_only`, they also include the models of all finalists
-    but the best; without these models, the run cannot be extended.
+    is finished, they include the sweep's checkpoints, unless `stop_at` ended the sweep. With `best_only`, they also
+    include the models of all finalists but the best; without these models, the run cannot be extended.
     """
     record = read_record(path)
     require(record.finished or not best_only, "path", str(path), "a finished run, where only its best model is kept")

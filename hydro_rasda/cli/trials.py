@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import operator
 import re
 import sys
@@ -42,7 +43,7 @@ def print_best(path: str, style: str, trial: int | None, export: str | None, rec
         else:
             say(loop, end="")
     else:
-        say(written(jsonable(found.config), style, one_line(comment(record, found))), end="")
+        say(written(found.config, style, one_line(comment(record, found))), end="")
     return True
 
 
@@ -65,16 +66,33 @@ def comment(record: RunRecord, trial: TrialRecord) -> str:
     return f"trial {trial.trial} of {record.path.name}: {record.metric} {told}{unread}"
 
 
-def written(config: dict[str, Any], style: str, comment: str) -> str:
+def written(config: Mapping[str, Any], style: str, comment: str) -> str:
     """Write a configuration as text, in the style "json", "yaml" or "python". YAML and Python begin with a comment."""
     if style == "json":
-        return json.dumps(config, indent=2) + "\n"
+        return json.dumps(jsonable(config), indent=2) + "\n"
     if style == "python":
-        entries = "".join(f"    {name!r}: {value!r},\n" for name, value in config.items())
+        entries = "".join(f"    {name!r}: {value!r},\n" for name, value in _plain(config, _Expression).items())
         return f"# {comment}\nconfig = {{\n{entries}}}\n"
     import yaml
 
-    return f"# {comment}\n{yaml.safe_dump(config, sort_keys=False, allow_unicode=True)}"
+    return f"# {comment}\n{yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True)}"
+
+
+class _Expression(float):
+    """A float whose `repr` is a Python expression even if it is infinite or NaN."""
+
+    def __repr__(self) -> str:
+        return super().__repr__() if math.isfinite(self) else f'float("{float(self)}")'
+
+
+def _plain(value: Any, number: type[float] = float) -> Any:
+    """Return a value as `jsonable` does, but keep NaN, infinities and tuples."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, number) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_plain(item, number) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    return number(value) if isinstance(value, float) else jsonable(value)
 
 
 TrialRow = Mapping[str, Any]

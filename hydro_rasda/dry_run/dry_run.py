@@ -17,7 +17,8 @@ from fusion.check.compare_with_alone import check_copy
 from fusion.evaluate.microbatch import can_be_split, is_weight, split
 from fusion.optim import optimizer
 from fusion.structure import hidden_by_wrapper
-from fusion.structure.module_parts import duplicate, has_samples
+from fusion.structure.module_parts import duplicate, has_samples, named_tensors
+from fusion.structure.reduced_values import memory
 from fusion.warn import warn
 from hydro_rasda.common.argument_checks import require
 from hydro_rasda.common.seeds import next_seed
@@ -152,6 +153,7 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     if problem.is_own("sweep"):
         narrow = None if pretrained else _try_surrogate(problem, trial)
         return DryRun(parameters=parameters, pretrained=pretrained, copied=copied, narrowed=narrow)
+    _refuse_sparse(target)
     notes = Notes()
     if reads_config(as_given(problem.objective)):
         give_config(target, notes.noting(steering(trial.config)))
@@ -226,6 +228,14 @@ def _refuse_frozen(trial: Trial, target: nn.Module) -> None:
         raise Misfit(f"{told}, but must make one that can be trained")
 
 
+def _refuse_sparse(target: nn.Module) -> None:
+    """Raise Misfit if a parameter or buffer of a model is a sparse tensor."""
+    for name, tensor in named_tensors(target).items():
+        if tensor.layout is not torch.strided:
+            told = f"`model_fn` makes a model whose `{name}` has the layout {tensor.layout}"
+            raise Misfit(f"{told}, but buffers must be dense. A plain attribute may hold a sparse tensor")
+
+
 def _check_names(problem: Problem, found: Collection[str]) -> None:
     """Raise ValueError if training does not measure a metric that is asked for or has a bound."""
     comparison = problem.settings.comparison
@@ -282,7 +292,7 @@ def _addresses(model: nn.Module) -> set[int]:
     """Return the memory addresses of the model's tensors that training changes, to find tensors that models share."""
     # Leave out frozen parameters: models may share them, because training does not write to them.
     tensors = (*(p for p in model.parameters() if p.requires_grad), *model.buffers())
-    return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
+    return {memory(tensor) for tensor in tensors if tensor.numel()} - {0}  # a sparse tensor has no address
 
 
 def _is_pretrained(target: nn.Module, from_another_seed: nn.Module) -> bool:

@@ -9,11 +9,12 @@ from fractions import Fraction
 from typing import Any
 
 from fusion import lr_factor
+from fusion.evaluate.microbatch import can_be_split
 from fusion.keys import SCHEDULE_FREE, optimizer_names, read
 from fusion.warn import warn
 from hydro_rasda.common.short_values import all_of
 from hydro_rasda.common.trial import Trial
-from hydro_rasda.data import EVAL_BATCH_FACTOR, naming_batch
+from hydro_rasda.data import EVAL_BATCH_FACTOR, batch_length, naming_batch
 from hydro_rasda.dry_run.dry_run import DryRun
 from hydro_rasda.dry_run.isolated_dry_run import survived_dry_run
 from hydro_rasda.problem.precision import as_given
@@ -97,6 +98,7 @@ def get_ready(
     found = survived_dry_run(problem, trials, doing or CrashLog())
     if not problem.is_own("sweep"):  # only the user's own loop can read its data
         _check_largest_batches(problem, configs)
+        messages += _of_batch_sizes(problem, configs)
     warmup = longest_warmup(keys, configs, settings.max_t)
     if found.pretrained:
         warn(_PRETRAINED.format(settings.sweep.surrogate))
@@ -154,6 +156,18 @@ def _check_largest_batches(problem: Problem, configs: Sequence[Mapping[str, Any]
         with naming_batch(argument, name, size):
             if data.steps(size) is None:
                 next(data.in_order(size))
+
+
+def _of_batch_sizes(problem: Problem, configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a hint if the largest batch size of the space exceeds the number of training examples."""
+    largest: int = max((config["batch_size"] for config in configs if "batch_size" in config), default=0)
+    if not largest or problem.train_data.steps(largest) != 1:
+        return []
+    whole = next(problem.train_data.in_order(largest))
+    if not can_be_split(whole) or (length := batch_length(whole)) >= largest:
+        return []
+    few = f"`batch_size` is up to {largest}, but `train_data` has only {length} examples"
+    return [f"hint: {few}. Sizes above {length} train as {length} does, in one step an epoch"]
 
 
 def _of_surrogates(problem: Problem, found: DryRun, ratio: float) -> list[str]:

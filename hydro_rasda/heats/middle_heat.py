@@ -51,17 +51,14 @@ heat saves.
 """
 
 
-def planned(settings: TuneConfig, count: int, operations: Sequence[float]) -> MiddlePlan | str:
-    """Return the plan of the middle heat, or the reason why there is none: "" if the settings ask for none.
+def planned(settings: TuneConfig, finalists: int, operations: Sequence[float]) -> MiddlePlan | str:
+    """Return the plan of the middle heat, or the reason why there is none.
 
     Args:
-        count: Number of configurations.
+        finalists: How many trials train at full size after it; see `finalists_after`.
         operations: Multiplications of a forward pass on a batch: of the full-size model, of the sweep's surrogate, and
             of the middle heat's surrogate. NaN if a surrogate cannot be built.
     """
-    finalists = _finalists(settings, count)
-    if not finalists:
-        return ""
     if any(map(math.isnan, operations)):
         return "models of 1/4 of the width cannot be built"
     whole, *narrow = operations
@@ -74,8 +71,8 @@ def planned(settings: TuneConfig, count: int, operations: Sequence[float]) -> Mi
     return MiddlePlan(WIDTH, ENTRANTS, finalists, shares)
 
 
-def _finalists(settings: TuneConfig, count: int) -> int:
-    """Return how many trials train at full size after a middle heat; 0 if the settings ask for no middle heat."""
+def finalists_after(settings: TuneConfig, count: int) -> int:
+    """Return how many of `count` trials train at full size after a middle heat; 0 if the settings ask for none."""
     finalists = min(int(settings.full_trainings / max(1, settings.folds)), settings.race.top_k)
     narrow, one_score = settings.sweep.surrogate < WIDTH, not settings.comparison.by_place
     asked = settings.full_trainings < FULL_TRAININGS and narrow and one_score and count > finalists
@@ -88,11 +85,12 @@ def plan_middle_heat(run: Run, trial: Trial, count: int) -> None:
     `count` is the number of configurations that the run plans to try.
     """
     settings = run.settings
-    if not _finalists(settings, count) or run.problem.own_loop is not None:
+    finalists = finalists_after(settings, count)
+    if not finalists or run.problem.own_loop is not None:
         return
 
     def chosen() -> Unit:
-        plan = planned(settings, count, _operations(run.problem, trial))
+        plan = planned(settings, finalists, _operations(run.problem, trial))
         return Unit(plan if isinstance(plan, str) else asdict(plan))
 
     run.history.plan_middle(unit := run.unit(HEATS, chosen))

@@ -258,6 +258,7 @@ class History(Curves):
         self._released: list[str] = []
         self._begun: set[HeatName] = set()
         self._unplaced: set[int] = set()
+        self._compared: dict[int, dict[int, Mapping[str, float]]] = {}
 
     def new_state(self, heat: HeatName) -> SweepState:
         """Return the state of a heat before its first trial."""
@@ -332,7 +333,7 @@ class History(Curves):
                 self.heats[heat].state.admit(number, self.trials[number].config)
         elif key == CALL:
             self.samples, self.finalists, self.middle_finalists = unit.value["samples"], None, None
-            self.heats["sweep"].state, self._unplaced = self.new_state("sweep"), set()
+            self.heats["sweep"].state, self._unplaced, self._compared = self.new_state("sweep"), set(), {}
             self.copies.clear()
         elif key == FINALISTS:
             self.finalists, self.middle_finalists = unit.value, None
@@ -461,7 +462,8 @@ class History(Curves):
                 continue
             if by_place:  # the heat is the sweep, because a run that compares by places has no middle heat
                 self._unplaced.add(goal)
-                whole = all(map(math.isfinite, self.values_at(name, number, goal).values()))
+                values = self._compared.setdefault(goal, {})[number] = self.values_at(name, number, goal)
+                whole = all(map(math.isfinite, values.values()))
                 heat.state.come(number, {goal: 0.0 if whole else math.nan})
             else:
                 epochs = range(standing.epoch + 1, goal + 1)
@@ -470,8 +472,7 @@ class History(Curves):
     def place(self) -> None:
         """If places (`Comparison.places`) order trials, compute all at each milestone that another trial reached."""
         for stop in sorted(self._unplaced):
-            values = {number: self.values_at("sweep", number, stop) for number in self.sweep.scores[stop]}
-            self.sweep.place(stop, self.settings.comparison.places(values))
+            self.sweep.place(stop, self.settings.comparison.places(self._compared[stop]))
         self._unplaced.clear()
 
     def _comes_early(self, number: int, key: str, unit: Unit) -> bool:

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -87,10 +88,12 @@ def sum_up(
     )
 
 
-def _resumed_from(history: History) -> list[str]:
-    """Return the names of the full-size checkpoints that the run's result or its resumption needs."""
+def _resumed_from(history: History) -> set[str]:
+    """Return the names of the checkpoints that the run's result or its resumption needs."""
     early = [key for key, _ in history.early.values()]  # such a trial may still enter the race
-    return [*history.checkpoints.values(), *history.refits.values(), *early]
+    # If `stop_at` ended the heats on surrogates, a later call that asks for more resumes them.
+    sources = [heat.sources.values() for heat in history.heats.values() if history.at_full_size is None]
+    return {*history.checkpoints.values(), *history.refits.values(), *early, *chain.from_iterable(sources)}
 
 
 def _within_bounds(history: History, ends: Mapping[int, ExpectedEnd], winner: int) -> dict[int, ExpectedEnd]:

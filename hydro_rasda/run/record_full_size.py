@@ -31,7 +31,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hydro_rasda.history.full_size import BY_SCORE, refit_key, tried_targets
-from hydro_rasda.history.history import CALL, DONE, ENTERED, KINDS_FROM, Live
+from hydro_rasda.history.history import CALL, DONE, KINDS_FROM, RACE_DECISION, Live
 from hydro_rasda.history.lines import (
     WIDTHS_OF,
     EpochTold,
@@ -193,8 +193,8 @@ def try_dropped_again(run: Run) -> None:
     keys = [key for key in found if not key.startswith(KINDS_FROM)]
     if numbers := sorted({*built, *(n for key in keys for n in found[key])}):
         run.say(f"trials {', '.join(map(str, numbers))} are tried again, as `resume` is 'changed'")
-        # The race is decided anew, too.
-        keys += [key for key in units if key.startswith(ENTERED) or key == DONE]
+        # The race is decided anew, too. Its entries stay, so that trainings that began before an entry still count.
+        keys += [key for key in units if RACE_DECISION.fullmatch(key) or key == DONE]
     # Also measure again the group sizes that were only assumed, perhaps because measuring them killed processes.
     keys += [key for key, unit in units.items() if WIDTHS_OF in key and unit.value.get("assumed")]
     run.store.forget(keys)

@@ -21,7 +21,7 @@ from itertools import chain, islice
 from operator import itemgetter
 from typing import NamedTuple
 
-from hydro_rasda.common.argument_checks import is_number, require
+from hydro_rasda.common.argument_checks import is_int, is_number, require
 
 
 class Waiting(NamedTuple):
@@ -53,7 +53,9 @@ class Queue:
         # with this rung and number of workers, in rising order.
         self._alike: dict[tuple[int, int], list[int]] = {}
         self._next = 0
-        for trial in waiting:
+        trials = [*waiting] if isinstance(waiting, Iterable) else [waiting]
+        require(all(isinstance(trial, Waiting) for trial in trials), "waiting", waiting, "trials, each a `Waiting`")
+        for trial in trials:
             self.add(trial)
 
     def __len__(self) -> int:
@@ -137,7 +139,10 @@ class Held:
         self._ending: list[tuple[float, int, int]] = []  # the same tuples, sorted
         self._sizes: Counter[int] = Counter()
         self._started = self.workers = 0
-        for each in holding:
+        entries = [*holding] if isinstance(holding, Iterable) else [holding]
+        fits = all(isinstance(each, tuple | list) and len(each) in (2, 3) and is_int(each[1]) for each in entries)
+        require(fits, "holding", holding, "tuples of a trial, its workers and, if known, the time of their release")
+        for each in entries:
             self.add(*each)
 
     def add(self, trial: str, workers: int, until: float = math.inf) -> None:

@@ -8,9 +8,13 @@ its epsilon-net. Trials that break a constraint come last, the least violation f
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Literal
+
+import numpy as np
 
 from hydro_rasda.schedulers.ranking import Mode
 
@@ -28,29 +32,31 @@ def losses(point: Point, modes: Sequence[Mode]) -> tuple[float, ...]:
     return tuple(value if mode == "min" else -value for value, mode in zip(point, modes, strict=True))
 
 
-def dominates(one: Point, other: Point) -> bool:
-    """Tell whether a point is in no objective worse (higher) than another point, and is better in at least one."""
-    return one != other and all(a <= b for a, b in zip(one, other, strict=True))
-
-
 def fronts(points: Sequence[Point]) -> list[list[int]]:
     """Sort points into fronts, and return the indices of each front. Lower is better in each objective.
 
-    No point of a front dominates another point of the same front. Each point of a later front is dominated by a point
-    of the front before. Points that are equal share a front. A point's front is found by binary search (ENS-BS: Zhang
-    et al. 2015).
+    A point dominates another one if it is in no objective worse, and is better in at least one. No point of a front
+    dominates another point of the same front. Each point of a later front is dominated by a point of the front before.
+    Points that are equal share a front. A point's front is found by binary search (ENS-BS: Zhang et al. 2015).
 
     >>> fronts([(1, 3), (2, 2), (3, 3), (3, 1), (4, 4)])
     [[0, 1, 3], [2], [4]]
     """
-    found: list[list[int]] = []
+    values, found = np.array(points, dtype=float), list[list[int]]()
+
+    def spares(index: int, front: Sequence[int]) -> bool:
+        """Tell whether no point of a front dominates the point at `index`, which comes later and is none of them."""
+        if len(points[index]) <= 2:  # the last point of a front is the lowest in the last objective
+            return points[front[-1]][-1] > points[index][-1]
+        return not bool((values[front] <= values[index]).all(1).any())
+
+    at, before = 0, None
     for index in sorted(range(len(points)), key=lambda i: (tuple(points[i]), i)):
-        low, high = 0, len(found)
-        while low < high:
-            middle = (low + high) // 2
-            beaten = any(dominates(points[other], points[index]) for other in reversed(found[middle]))
-            low, high = (middle + 1, high) if beaten else (low, middle)
-        found[low:] = [[*found[low], index], *found[low + 1 :]] if low < len(found) else [[index]]
+        if before is None or tuple(points[index]) != before:
+            at, before = bisect_left(found, True, key=partial(spares, index)), tuple(points[index])
+        if at == len(found):
+            found.append([])
+        found[at].append(index)
     return [sorted(front) for front in found]
 
 

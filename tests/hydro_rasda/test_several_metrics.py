@@ -17,7 +17,6 @@ from hydro_rasda.contracts import Event
 from hydro_rasda.plots.page.write import Page
 from hydro_rasda.records.report import closing_lines
 from hydro_rasda.run.events import EpochEnded, RungDecided
-from hydro_rasda.schedulers.pareto import dominates
 from tests.hydro_rasda.conftest import in_one_process, tuned
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -40,6 +39,11 @@ def with_gap(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor
     weight = next(iter(model.parameters()))
     gap = output.mean() * 0 + weight.shape[0] / 16
     return {"loss": nn.functional.cross_entropy(output, batch[1]), "gap": gap}
+
+
+def dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    """Tell whether a point is in no objective worse (higher) than another point, and is better in at least one."""
+    return one != other and all(a <= b for a, b in zip(one, other, strict=True))
 
 
 def without_paths(result: TuneResult) -> list[Any]:

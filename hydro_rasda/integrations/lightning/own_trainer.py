@@ -97,14 +97,32 @@ class Reports(Checkpoint):
     """A callback that reports each epoch to the run, with all values that the module logged.
 
     It is a `Checkpoint`, because Lightning calls such callbacks after all others, here after the user's callbacks.
+    Lightning steps schedulers that follow a metric only later. So a checkpoint has the epoch's values for them.
     """
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        self._logged = dict[str, Tensor]()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values of the epoch that the checkpoint ends with."""
+        return self._logged
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the values of the epoch that the checkpoint ends with."""
+        self._logged = state_dict
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """After a pause, step schedulers that follow a metric, because Lightning has not done so for the last epoch."""
+        for config in trainer.lr_scheduler_configs if pl_module.automatic_optimization else ():
+            due = config.interval == "epoch" and trainer.current_epoch % config.frequency == 0
+            if config.reduce_on_plateau and due and config.monitor in self._logged:
+                pl_module.lr_scheduler_step(config.scheduler, self._logged[config.monitor])
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report the epoch to the run. If this pauses or stops the trial, the call does not return to the trainer."""
-        logged = {_name(name): float(value) for name, value in trainer.callback_metrics.items()}
+        self._logged = dict(trainer.callback_metrics)
+        logged = {_name(name): float(value) for name, value in self._logged.items()}
         self._worker.report(logged, lambda: _packed(trainer, pl_module), final=trainer.fit_loop.done)
 
 

@@ -1,6 +1,7 @@
 """What a copy of a module would lose is taken along, or refused."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -142,3 +143,21 @@ def test_a_gradient_that_only_some_have_is_refused() -> None:
     loss(models[1], (X, Y)).backward()
     with pytest.raises(ValueError, match=r"1 of 3 `modules` have a gradient of weight"):
         fuse(models)
+
+
+def test_a_sparse_constant_is_fused() -> None:
+    """Torch compares no sparse tensors, so that each member has its own."""
+
+    class Neighbours(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+            self.register_buffer("edges", torch.eye(5).roll(1, 0).to_sparse(), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            edges: Any = self.edges
+            out: Tensor = torch.sparse.mm(edges, self.layer(x))
+            return out
+
+    models, x = [Neighbours() for _ in range(3)], torch.randn(5, 4)
+    torch.testing.assert_close(fuse(models)(x), torch.stack([model(x) for model in models]))

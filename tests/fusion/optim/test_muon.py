@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fusion import fuse, fused_optimizer
 from fusion.optim.muon import hidden_matrices, orthogonalized
+from tests.fusion.training import Both as Together
 
 X = torch.randn(32, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 Y = torch.arange(32) % 3
@@ -32,6 +33,28 @@ def test_hidden_matrices_are_what_lies_between_embeddings_and_the_readout() -> N
     assert hidden_matrices(mlp) == {"0.weight", "2.weight"}
     mlp[2].requires_grad_(False)
     assert hidden_matrices(mlp) == {"0.weight"}
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_matrix_without_elements_is_left_to_adamw() -> None:
+    """As of `nn.Linear(0, 4)` for inputs that a configuration leaves out: torch's Muon divides by its width."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left_out, self.given, self.readout = nn.Linear(0, 6), nn.Linear(8, 6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.readout((self.left_out(x[:, :0]) + self.given(x)).tanh())
+            return y
+
+    torch.manual_seed(0)
+    config = {"optimizer": "muon", "lr": 0.1, "adjust_lr_fn": "original"}
+    modules = [Both().double() for _ in range(2)]
+    both = Together(fuse(modules), modules, [config] * 2, lambda model, x: model(x).square().mean())
+    for _ in range(2):
+        both.step(X)
+    both.assert_equal()
 
 
 def test_a_parameter_may_decide_for_itself_fused_too() -> None:

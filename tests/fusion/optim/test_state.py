@@ -180,6 +180,26 @@ def test_members_of_a_class_with_attributes_are_kept_and_copied() -> None:
             torch.testing.assert_close(member, alone.stacked[name][2])
 
 
+@pytest.mark.parametrize("loads", [False, True], ids=["takes", "loads"])
+def test_rates_of_parts_may_coincide_in_one_members_new_configuration(loads: bool) -> None:
+    """Its parameters then form fewer groups, but train on as in groups whose rates hardly differ."""
+    found = []
+    for rate in (0.2, 0.2 * (1 + 1e-12)):
+        config = {"optimizer": "adagrad", "lr": 0.1, "lr.0": 0.3, "lr.2": 0.2}
+        fused, opt = made(config)
+        train(fused, opt)
+        new = fused_optimizer(fused, [config, config | {"lr.0": rate}, config | {"lr.2": 0.1}])
+        if loads:
+            new.load_state_dict(opt.state_dict(), hyperparameters=False)
+            opt = new
+        else:
+            opt.take_hyperparameters(new)
+        train(fused, opt)
+        found.append((fused.state_dict(), opt.unfuse(1, fused.unfuse(1))))
+    torch.testing.assert_close(found[0][0], found[1][0])
+    assert [len(optimizer.param_groups) for _, optimizer in found] == [2, 3]
+
+
 @pytest.mark.parametrize("alike", [False, True], ids=["stacked", "held once"])
 def test_a_step_refuses_parameters_that_were_frozen_and_a_new_optimizer_trains_them(alike: bool) -> None:
     fused, opt = made({"lr": 0.1, "optimizer.4": "sgd"}, frozen=True, alike=alike)

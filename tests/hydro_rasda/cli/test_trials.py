@@ -141,6 +141,19 @@ def test_each_form_reads_back_as_the_best_configuration(
     assert names["config"] == best
 
 
+def test_infinities_and_nan_read_back_from_yaml_and_python() -> None:
+    """In JSON, which has no such numbers, they are null."""
+    config = {"clip": math.inf, "net": {"low": [-math.inf, 0.5]}, "size": (3, math.nan), "text": "inf", "cls": dict}
+    names: dict[str, Any] = {}
+    exec(written(config, "python", "best"), names)
+    assert repr(names["config"]) == repr(config | {"cls": "dict"})
+    assert repr(yaml.safe_load(written(config, "yaml", "best"))) == repr(
+        config | {"size": [3, math.nan], "cls": "dict"}
+    )
+    read = json.loads(written(config, "json", "best"))
+    assert (read["clip"], read["net"], read["size"]) == (None, {"low": [None, 0.5]}, [3, None])
+
+
 def test_another_trial(past: str, said: Said, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(said("best", past, "--trial", "0", "--json")) == load(past).trials[0].config
     assert main(["best", past, "--trial", "12"]) == 2

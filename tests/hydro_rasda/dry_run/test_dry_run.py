@@ -22,7 +22,7 @@ from hydro_rasda import SweepConfig
 from hydro_rasda.dry_run.dry_run import _is_pretrained, dry_run
 from hydro_rasda.problem.dry_run_of_batches import run_batch
 from hydro_rasda.problem.objective import as_objective, supervised
-from hydro_rasda.problem.problem import Problem
+from hydro_rasda.problem.problem import OwnLoop, Problem
 from tests.hydro_rasda.models import Config, mlp, refuses_some, regressor, stumbles_in_some
 from tests.hydro_rasda.problems import LABELS, X, problem, trials
 
@@ -594,3 +594,16 @@ def test_constants_and_identities_do_not_make_a_model_pretrained() -> None:
 
     assert not _is_pretrained(made(0), made(1))
     assert _is_pretrained(made(0), made(0))
+
+
+def test_a_sparse_buffer_is_refused_by_its_name_unless_a_function_of_the_user_trains() -> None:
+    def with_graph(config: Config) -> nn.Module:
+        model = mlp(config)
+        model.register_buffer("graph", torch.eye(3).to_sparse())
+        return model
+
+    with pytest.raises(ValueError, match=r"a model whose `graph` has the layout torch.sparse_coo, but buffers must be"):
+        dry_run(problem(with_graph), trials())
+    dry_run(
+        replace(problem(with_graph, surrogate=1), own_loop=OwnLoop(lambda worker: None, None, sweeps=True)), trials()
+    )

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from hydro_rasda import AllTrialsFailed, TuneResult, choice, loguniform
+from hydro_rasda.common.trial import Trial
 from hydro_rasda.dry_run.dry_run import dry_run
 from hydro_rasda.dry_run.dry_run_and_hints import get_ready
 from hydro_rasda.problem.objective import as_objective
@@ -174,6 +175,16 @@ UNSURE = (
     "laptop",
     "tests",
 )
+
+
+@pytest.mark.parametrize(("asked", "told"), [({}, False), ({"batch_size": 12}, False), ({"batch_size": 16}, True)])
+def test_a_batch_size_above_the_data_is_told(asked: Config, told: bool) -> None:
+    config = {"lr": 0.1, "schedule": "linear", **asked}
+    hint = (
+        "hint: `batch_size` is up to 16, but `train_data` has only 12 examples. Sizes above 12 train as 12 does, in one"
+    )
+    messages = get_ready(problem(), config, [Trial(0, {**config, "batch_size": 4}), Trial(1, config)]).messages
+    assert any(message.startswith(hint) for message in messages) == told
 
 
 def test_a_direction_that_does_not_suit_the_name_of_a_metric_is_said() -> None:

@@ -13,11 +13,14 @@ import pytest
 from hydro_rasda import RaceConfig
 from hydro_rasda.contracts import Finished, Outcome, Task
 from hydro_rasda.heats.race import Race
-from hydro_rasda.history.full_size import tried_targets
+from hydro_rasda.history.full_size import run_end, tried_targets
 from hydro_rasda.history.history import FINALISTS
+from hydro_rasda.history.lines import Unit, failure_line
 from hydro_rasda.records.summary import sum_up
 from hydro_rasda.records.timeline import best_over_time, trainings
+from hydro_rasda.run.crash_log import DROPPED
 from hydro_rasda.run.journal import read_messages
+from hydro_rasda.run.record_full_size import try_dropped_again
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
 from tests.hydro_rasda.heats.test_sweep import FINALS, Clock, Curves, Given, configs
@@ -155,7 +158,8 @@ def test_what_began_early_outlives_a_kill(run: Run, tmp_path: Path, top_k: int) 
     with closing((killed := begun(run, tmp_path / "killed", top_k)).store), pytest.raises(KeyboardInterrupt):
         search(killed, OneIsSlow(killed, 2, most))
     needed = sum_up(killed.history, [], killed.store.path, undecided=[])._needed  # which `clean` keeps
-    assert needed == [killed.store.file("race/trial-4/to-9")]
+    assert killed.store.file("race/trial-4/to-9") in needed
+    assert {*needed} == {*(killed.store.path / "checkpoints").iterdir()}
     with closing((goes_on := begun(run, tmp_path / "killed", top_k)).store):
         search(goes_on, trains := OneIsSlow(goes_on, 2))
         assert found(goes_on) == expected
@@ -172,3 +176,19 @@ def test_what_began_early_and_entered_counts_after_others_have_entered(run: Run,
     with closing((read_again := begun(run, tmp_path / "entered", 2)).store):
         read_again.fold()
         assert found(read_again) == expected
+
+
+def test_what_began_early_and_entered_counts_after_dropped_trials_are_tried_again(run: Run, tmp_path: Path) -> None:
+    with closing((of := begun(run, tmp_path / "dropped", 2)).store):
+        search(of, OneIsSlow(of, 2))
+        winner = found(of)["winner"]
+        expected = of.history.metrics["race", 4], {**of.history.checkpoints}
+        of.record("race/trial-7/failed-after-0", Unit(None, [failure_line(7, DROPPED)]))
+    with closing((again := begun(run, tmp_path / "dropped", 2)).store):
+        try_dropped_again(again)
+        again.fold()
+        assert (again.history.metrics["race", 4], again.history.checkpoints) == expected
+        assert run_end(again.history) == "open"
+    with closing((to_its_end := begun(run, tmp_path / "dropped", 2)).store):
+        search(to_its_end, trains := OneIsSlow(to_its_end, 2))
+        assert (found(to_its_end)["winner"], run_end(to_its_end.history), trains.done) == (winner, "finished", [])

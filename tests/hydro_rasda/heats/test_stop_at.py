@@ -11,6 +11,7 @@ import pytest
 from torch import nn
 
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, Worker, load, tune, uniform
+from hydro_rasda.cli.clean import remove_unneeded
 from hydro_rasda.records.report import state_of
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -73,6 +74,19 @@ def test_a_later_call_that_asks_for_more_goes_on_with_the_sweep(tmp_path: Path) 
     assert (result.finished, result.best_trial) == (True, 2)
     assert (2, 1, True) not in trained, "its full-size epochs count"
     assert [record.history for record in result.trials] == [record.history for record in whole.trials]
+
+
+def test_clean_leaves_what_a_later_call_that_asks_for_more_goes_on_from(tmp_path: Path) -> None:
+    def rewards(trial: int, epoch: int, full: bool) -> float:
+        return float(trial == 2) + 0.1 * trial
+
+    trained = []
+    for cleaned in (False, True):
+        result, _ = searched(tmp_path, rewards, stop_at=1.0, name=f"cleaned-{cleaned}")
+        if cleaned:
+            remove_unneeded(result.path)
+        trained.append(searched(tmp_path, rewards, name=f"cleaned-{cleaned}")[1])
+    assert trained[1] == trained[0]
 
 
 def test_if_full_size_is_worse_the_sweep_goes_on(tmp_path: Path) -> None:

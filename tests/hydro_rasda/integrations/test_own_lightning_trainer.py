@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
 from hydro_rasda import RaceConfig, SweepConfig, choice, loguniform
@@ -98,13 +98,33 @@ def double(config: dict[str, Any], width_ratio: float = 1.0) -> Autoencoder:
     return Autoencoder(config, width_ratio).double()
 
 
+class OnPlateau(Autoencoder):
+    """One optimizer, whose rate falls at each epoch that is not twice as good as the best one."""
+
+    def __init__(self, config: dict[str, Any], width_ratio: float = 1.0) -> None:
+        super().__init__(config, width_ratio)
+        self.automatic_optimization = True
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:  # type: ignore[override]
+        return self.loss(batch)
+
+    def on_train_epoch_end(self) -> None:
+        pass
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), self.config["rate"])
+        scheduler = ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val/mse"}}
+
+
 @pytest.mark.filterwarnings("ignore:the model's initial weights are the same from every seed")
-def test_manual_optimization_comes_to_the_weights_that_it_has_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Autoencoder, OnPlateau])
+def test_a_module_comes_to_the_weights_that_it_has_alone(kind: type[Autoencoder], tmp_path: Path) -> None:
     """Over rungs, at each of which `fit` is left and resumed."""
-    start = {name: value.clone() for name, value in double({"rate": 0.1}).state_dict().items()}
+    start = {name: value.clone() for name, value in kind({"rate": 0.1}).double().state_dict().items()}
 
     def same(config: dict[str, Any], width_ratio: float = 1.0) -> Autoencoder:
-        module = double(config, width_ratio)
+        module = kind(config, width_ratio).double()
         if width_ratio == 1:
             module.load_state_dict(start)
         return module

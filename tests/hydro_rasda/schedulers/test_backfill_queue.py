@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -200,6 +201,18 @@ def test_worker_slots_count_whole_workers_on_each_node() -> None:
     assert worker_slots([{"CPU": 1}], {"CPU": 0.1, "GPU": 0}) == 10
     with pytest.raises(ValueError, match=r"`resources_per_worker` is .*, but must be more than 0 of some resource"):
         worker_slots([{"CPU": 1}], {"CPU": 0})
+
+
+@pytest.mark.parametrize("given", [3, [3], [("new", 1)], Waiting("new", 1)])
+def test_a_queue_of_anything_but_waiting_trials_is_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match=r"`waiting` is .*, but must be trials, each a `Waiting`"):
+        Queue(given)
+
+
+@pytest.mark.parametrize("given", [3, [3], ["running"], [("running",)], [("running", "two")]])
+def test_anything_but_trials_and_the_workers_that_they_hold_is_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match=r"`holding` is .*, but must be tuples of a trial, its workers"):
+        Held(given)
 
 
 def test_bad_input() -> None:

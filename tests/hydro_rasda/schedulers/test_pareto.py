@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import pytest
 
 from hydro_rasda.schedulers.pareto import (
     crowding,
-    dominates,
     epsilon_net,
     front_of,
     fronts,
@@ -70,9 +70,10 @@ def test_a_circle_has_the_hypervolume_of_its_steps() -> None:
 
 
 def test_nothing_dominates_itself_or_an_equal_point() -> None:
-    assert not dominates((1.0, 2.0), (1.0, 2.0))
-    assert dominates((1.0, 2.0), (1.0, 3.0))
-    assert not dominates((1.0, 3.0), (1.0, 2.0))
+    for axes in ((), (1.0,)):
+        low, high = (*axes, 1.0, 2.0), (*axes, 1.0, 3.0)
+        assert fronts([low, low]) == [[0, 1]]
+        assert fronts([high, low]) == [[1], [0]]
 
 
 def test_the_net_covers_a_line_by_halving_it() -> None:
@@ -117,6 +118,15 @@ def test_a_value_that_is_not_known_breaks_its_bounds_without_end() -> None:
     assert violation({"macs": 1.0}, {"macs": (None, 1.0)}) == 0.0
     assert violation({"macs": 0.5}, {"macs": (0.0, None)}) == 0.0
     assert violation({"macs": -2.0}, {"macs": (0.0, None)}) == 2.0
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+def test_thousands_of_trials_are_sorted_without_a_wait(axes: int) -> None:
+    """A sweep sorts them again whenever trials arrive, and comparing each with each takes seconds."""
+    line = [(float(n), float(-n), 0.0)[:axes] for n in range(4000)]
+    began = time.process_time()
+    assert fronts(line) == [[*range(4000)]]
+    assert time.process_time() - began < 3
 
 
 def test_a_thousand_trials_are_placed_without_a_wait() -> None:

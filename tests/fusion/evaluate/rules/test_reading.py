@@ -87,7 +87,11 @@ def test_members_that_have_counted_apart() -> None:
         fused.map(loss, (X[0], Y[0]))
     with pytest.warns(FusionWarning, match=r"members train one after another, .* members have counted"):
         dry_run(fused, loss, (X[0], Y[0]))
-    fused.map(loss, (X[0], Y[0]))
+    alone = [fused.unfuse(k) for k in range(2)]
+    fused.map(loss, (X[1], Y[1]))
+    for k, model in enumerate(alone):
+        loss(model, (X[1], Y[1]))
+        torch.testing.assert_close(dict(fused.unfuse(k).state_dict()), dict(model.state_dict()), rtol=0, atol=1e-12)
 
 
 def test_numbers_that_depend_on_data_are_no_counters() -> None:
