@@ -62,7 +62,7 @@ class OptimizerState:
         self._index = {name: i for i, name in enumerate(self.names)}
         self._moments: dict[str, Rows] = {}
         self._apart: dict[int, Apart] = {}
-        self._matrices = matrices_of(fused, self.members, self._among)
+        self._matrices = matrices_of(fused, self.members, self.names)
         self.changes = 0
         self._schedule_SK: Tensor | None = None
         self._next = torch.zeros(1, dtype=torch.int64)
@@ -290,7 +290,7 @@ class OptimizerState:
     def _tabulate(self) -> None:
         """Compute the tables that do not change from step to step."""
         self._runs = list(runs_of(self.members))
-        self._matrices = matrices_of(self.fused, self.members, self._among)
+        self._matrices = matrices_of(self.fused, self.members, self.names)
         lr_K, decay_K = torch.tensor([[hp.lr, hp.decay] for hp in self.members], dtype=torch.float64).T
         self._lr_KP = lr_K[:, None] * self._lr_multipliers_KP.cpu()
         self._decay_KP = decay_K[:, None] * self._decay_multipliers_KP.cpu()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fusion import fuse, fused_optimizer
 from fusion.optim.muon import hidden_matrices, orthogonalized
+from tests.fusion.training import Both
 
 X = torch.randn(32, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 Y = torch.arange(32) % 3
@@ -123,3 +124,29 @@ def test_a_step_that_a_member_does_not_take_leaves_its_matrices_and_momenta() ->
     for name, before in states[0].items():
         assert torch.equal(before[1], states[1][name][1])
         assert not torch.equal(before[0], states[1][name][0])
+
+
+@pytest.mark.parametrize("trains", [True, False], ids=["unfrozen", "frozen"])
+@pytest.mark.parametrize("alike", [True, False])
+def test_matrices_are_those_that_train_when_the_optimizer_is_made(trains: bool, alike: bool) -> None:
+    """Although others trained when the model was fused. Equal ones are then held once."""
+    models = []
+    for k in range(2):
+        torch.manual_seed(0 if alike else k)
+        body = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh()).double()
+        torch.manual_seed(k)
+        models.append(nn.Sequential(body.requires_grad_(not trains), nn.Linear(8, 3).double()))
+    fused = fuse(models)
+    changed = ("0.2.weight", "0.0.weight") if trains else ("1.weight",)
+    for name in changed:
+        {**fused.shared, **fused.stacked}[name].requires_grad_(trains)
+        for model in models:
+            model.get_parameter(name).requires_grad_(trains)
+    config = {"optimizer": "muon", "lr": 0.02, **({"lr.0": 0.01} if trains else {})}
+    both = Both(fused, models, [config] * 2, lambda model, _: nn.functional.cross_entropy(model(X), Y))
+    assert both.opt._matrices == hidden_matrices(models[0]) == {"0.0.weight"} | ({"0.2.weight"} if trains else set())
+    for _ in range(4):
+        both.step(None)
+    both.keep([1])
+    both.step(None)
+    both.assert_equal(lambda ours, theirs: torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4))
