@@ -142,7 +142,8 @@ class StackedTensors(nn.Module):
             chosen = member_indices(members, len(next(iter(own.values()))), "members")
             state |= {name: member_rows(tensor, chosen) for name, tensor in own.items()}
         for name, parameter in self.stacked.items():
-            if parameter.requires_grad and f"common.{name}" in state:  # trained now, but frozen when saved
+            # It was frozen when saved. Now each member has its own, because it is trained, or forward writes to it.
+            if (parameter.requires_grad or name in self.written) and f"common.{name}" in state:
                 held = state.pop(f"common.{name}")
                 state[f"own.{name}"] = held.expand(self.K, *held.shape).clone()
         for name in self.shared:
