@@ -70,9 +70,7 @@ def hidden_matrices(
     return chosen
 
 
-def matrices_of(
-    fused: FusedModel, members: Sequence[Hyperparameters], among: Collection[str]
-) -> frozenset[str]:
+def matrices_of(fused: FusedModel, members: Sequence[Hyperparameters], among: Collection[str]) -> frozenset[str]:
     """Return the names of the parameters that Muon updates; none if no member uses Muon.
 
     Args:
