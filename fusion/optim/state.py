@@ -90,6 +90,7 @@ class OptimizerState:
             self._schedule_SK, self.changes = None, self.changes + 1
         self.lr_factor_K.copy_(factor_K)
 
+    @torch.inference_mode(False)
     def schedule(self, factors: Sequence[Sequence[float]]) -> None:
         """Set the factors [S, K] of the next S steps in advance, so that no step waits. Later steps use the last row.
 
@@ -212,6 +213,7 @@ class OptimizerState:
             "weight_decay_multipliers": self._decay_multipliers_KP.clone(),
         }
 
+    @torch.inference_mode(False)
     def load_state_dict(
         self, state_dict: Mapping[str, Any], *, members: Sequence[int] | None = None, hyperparameters: bool = True
     ) -> None:
