@@ -23,6 +23,7 @@ from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fusion.argument_checks import require
+from fusion.evaluate.parameter_lists import parameter_lists
 from fusion.evaluate.per_member_floats import PlainFloats, Settings
 from fusion.evaluate.rules import folded, functions_member_by_member, no_warnings_of_loops, readable
 from fusion.streams import Streams
@@ -86,7 +87,7 @@ def at_once(
 
     over_members = torch.func.vmap(each, randomness="error")
     try:
-        with mode, functions_member_by_member(streams), no_warnings_of_loops():
+        with mode, functions_member_by_member(streams), no_warnings_of_loops(), parameter_lists:
             result, rebound = over_members(readable(tensors), scalars_K, index_K, [*rows_K])
     except RuntimeError as error:
         error.add_note("If one module alone runs, vmap cannot follow it: call `fusion.dry_run`, which finds a way.")
@@ -98,7 +99,7 @@ def _alone(
     one: One, tensors: Mapping[str, Tensor], streams: Streams, rows_K: Sequence[Tensor]
 ) -> tuple[Any, Mapping[str, Tensor]]:
     """Call `one` for a single member on views of `tensors`, [1, ...] each, so that writes into buffers reach them."""
-    with streams.drawn_from(0):
+    with streams.drawn_from(0), parameter_lists:
         own = {name: tensor.squeeze(0) for name, tensor in tensors.items()}
         result, rebound = one(own, {}, [row.squeeze(0) for row in rows_K])
         _take_data(tensors, own, 0, hooks=0)
@@ -135,7 +136,7 @@ def in_turn(
         copies = {name: buffer[k].clone() for name, buffer in buffers.items()}
         scalars = {path: value.tolist()[k] for path, value in settings.values_K.items()}
         parametrize._cache.clear()  # inside `parametrize.cached`, a member would get the weights of the one before
-        with streams.drawn_from(k):
+        with streams.drawn_from(k), parameter_lists:
             result, rebound = one({**own, **copies}, scalars, [row[k] for row in rows_K])
         _take_data(parameters, own, k, hooks=1)
         results.append(tree_map(_as_tensor, result))

@@ -117,6 +117,7 @@ class StackedTensors(nn.Module):
         """Return the tensors that all members share (frozen parameters, constants), without K, by name."""
         return {**self.common.params(), **self.common.bufs()}
 
+    @torch.inference_mode(False)
     def load_state_dict(
         self,
         state_dict: Mapping[str, Any],
@@ -142,12 +143,12 @@ class StackedTensors(nn.Module):
             chosen = member_indices(members, len(next(iter(own.values()))), "members")
             state |= {name: member_rows(tensor, chosen) for name, tensor in own.items()}
         for name, parameter in self.stacked.items():
-            if parameter.requires_grad and f"common.{name}" in state:  # trained now, but frozen when saved
+            # It was frozen when saved. Now each member has its own, because it is trained, or forward writes to it.
+            if (parameter.requires_grad or name in self.written) and f"common.{name}" in state:
                 held = state.pop(f"common.{name}")
                 state[f"own.{name}"] = held.expand(self.K, *held.shape).clone()
-        for name in self.shared:
-            if f"own.{name}" in state:
-                self._unshare(name)
+        for name in (name for name in self.shared if f"own.{name}" in state):
+            self._unshare(name)
         for name, tensor in {**self.stacked, **self.stacked_buffers}.items():
             if f"common.{name}" in state:
                 self.common.put(name, like(self.own.pop(name), tensor.detach()[0].clone()))

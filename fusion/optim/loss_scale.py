@@ -51,8 +51,8 @@ class LossScale:
         return len(self.scale_K)
 
     def apply(self, loss_K: Tensor) -> Tensor:
-        """Multiply losses [K] by the members' scales. A single member's loss may be a scalar."""
-        return loss_K * self.scale_K.view(loss_K.shape).to(loss_K.dtype)
+        """Multiply losses [K] by the members' scales, in float32 at least. A single member's loss may be a scalar."""
+        return loss_K * self.scale_K.view(loss_K.shape)
 
     @torch.no_grad()
     def unscale(self, fused: FusedModel) -> Tensor:

@@ -50,13 +50,16 @@ def fused_optimizer(
     for k, config in enumerate(configs):
         rule = f"of optimizers for the same parts as `configs[0]`, {parts}"
         require(own_parts(config) == parts, f"configs[{k}]", config, rule)
-    learning = [name for name, p in fused.stacked.items() if p.requires_grad]
-    names = names_of_parts(configs[0], learning) if parts else {"": None}
+    learning = [name for name, p in {**fused.shared, **fused.stacked}.items() if p.requires_grad]
+    names = names_of_parts(configs[0], learning) if parts else {"": learning}
     members = {part: [member(k, of[part]) for k, of in enumerate(given)] for part in names}
     matrices = frozenset[str]().union(*(matrices_of(fused, members[part], names[part]) for part in names))
     own = [lr_factors(config, learning, matrices) for config in configs]
     both = {"lr_multipliers": lr_multipliers, "weight_decay_multipliers": weight_decay_multipliers}
-    made = {part: FusedOptimizer(fused, members[part], own, names=of, **both) for part, of in names.items()}
+    made = {
+        part: FusedOptimizer(fused, members[part], own, names=of if parts else None, **both)
+        for part, of in names.items()
+    }
     return FusedByPart(made) if parts else made[""]
 
 

@@ -40,17 +40,19 @@ def hidden_matrices(
     Args:
         module: A model; its tensors need no data.
         marks: Parameter name -> attributes of the parameter; if None, they are read from the parameters.
-        among: Names of the parameters to consider; None for all.
+        among: Names of the trained parameters to consider; None for all that need gradients.
 
     Raises:
         ValueError: if Muon would update no parameter, or `use_muon` is set on a parameter that is no real matrix.
     """
     named = {id(p): name for name, p in module.named_parameters()}
     marks = {name: vars(p) for name, p in module.named_parameters()} if marks is None else marks
-    learning = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    fits = {name for name, p in learning if p.dim() == 2 and p.is_floating_point() and p.numel()}
-    if among is not None:
-        marks, fits = {name: of for name, of in marks.items() if name in among}, fits & set(among)
+    if among is None:
+        among = {name for name, p in module.named_parameters() if p.requires_grad}
+    else:
+        marks = {name: of for name, of in marks.items() if name in among}
+    trained = ((name, p) for name, p in module.named_parameters() if name in among)
+    fits = {name for name, p in trained if p.dim() == 2 and p.is_floating_point() and p.numel()}
     found, readout = set[str](), set[str]()
     for part in module.modules():
         own = {named[id(p)] for p in part.parameters(recurse=False)} & fits
@@ -70,13 +72,11 @@ def hidden_matrices(
     return chosen
 
 
-def matrices_of(
-    fused: FusedModel, members: Sequence[Hyperparameters], among: Collection[str] | None = None
-) -> frozenset[str]:
+def matrices_of(fused: FusedModel, members: Sequence[Hyperparameters], among: Collection[str]) -> frozenset[str]:
     """Return the names of the parameters that Muon updates; none if no member uses Muon.
 
     Args:
-        among: Names of the parameters to consider; None for all.
+        among: Names of the trained parameters to consider.
 
     Raises:
         ValueError: if `hidden_matrices` raises it.

@@ -62,7 +62,7 @@ class OptimizerState:
         self._index = {name: i for i, name in enumerate(self.names)}
         self._moments: dict[str, Rows] = {}
         self._apart: dict[int, Apart] = {}
-        self._matrices = matrices_of(fused, self.members, self._among)
+        self._matrices = matrices_of(fused, self.members, self.names)
         self.changes = 0
         self._schedule_SK: Tensor | None = None
         self._next = torch.zeros(1, dtype=torch.int64)
@@ -90,6 +90,7 @@ class OptimizerState:
             self._schedule_SK, self.changes = None, self.changes + 1
         self.lr_factor_K.copy_(factor_K)
 
+    @torch.inference_mode(False)
     def schedule(self, factors: Sequence[Sequence[float]]) -> None:
         """Set the factors [S, K] of the next S steps in advance, so that no step waits. Later steps use the last row.
 
@@ -212,6 +213,7 @@ class OptimizerState:
             "weight_decay_multipliers": self._decay_multipliers_KP.clone(),
         }
 
+    @torch.inference_mode(False)
     def load_state_dict(
         self, state_dict: Mapping[str, Any], *, members: Sequence[int] | None = None, hyperparameters: bool = True
     ) -> None:
@@ -290,7 +292,7 @@ class OptimizerState:
     def _tabulate(self) -> None:
         """Compute the values that do not change from step to step: runs of members, rates and weight decays [K, P]."""
         self._runs = list(runs_of(self.members))
-        self._matrices = matrices_of(self.fused, self.members, self._among)
+        self._matrices = matrices_of(self.fused, self.members, self.names)
         lr_K, decay_K = torch.tensor([[hp.lr, hp.decay] for hp in self.members], dtype=torch.float64).T
         self._lr_KP = lr_K[:, None] * self._lr_multipliers_KP.cpu()
         self._decay_KP = decay_K[:, None] * self._decay_multipliers_KP.cpu()

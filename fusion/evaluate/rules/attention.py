@@ -35,6 +35,8 @@ def attention(
     if query.value.dim() - (query.dim is not None) != 4 or (any(p_K) and (enable_gqa or query.value.is_cuda)):
         return NotImplemented
     batch = query.lead(K).shape[:2]
+    if any(x.lead(K).shape[:2] != batch for x in (key, value)):
+        return NotImplemented  # keys that all samples share, with a batch of 1, would be broadcast over members
     q, k, v = (x.lead(K).flatten(0, 1) for x in (query, key, value))
     mask = None if attn_mask is None else _fold_mask(attn_mask, K, batch[1])
     if any(p_K):

@@ -105,7 +105,7 @@ def gaussian_nll(
     if var.dim() != input.dim() or differing not in ([], [1]):
         raise ValueError("var is of incorrect size")
     raised = var + (eps - var).clamp(min=0).detach()  # at least eps, with the gradient of `var`
-    losses = 0.5 * (raised.log() + (input - target).square() / raised)
+    losses = 0.5 * (raised.log() + (input - target) ** 2 / raised)
     return _reduced(losses + 0.5 * math.log(2 * math.pi) if full else losses, reduction)
 
 

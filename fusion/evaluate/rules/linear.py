@@ -61,5 +61,6 @@ def of_sparse(K: int, sparse: Member, dense: Member) -> Any:
 
 def bilinear(input1: torch.Tensor, input2: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
     """Compute `F.bilinear` for one member under `vmap`, where torch's own function would loop over the members."""
-    out = torch.einsum("...i,oij,...j->...o", input1, weight, input2)
+    with torch.autocast(input1.device.type, enabled=False):  # autocast leaves `F.bilinear` in full precision
+        out = torch.einsum("...i,oij,...j->...o", input1.to(weight.dtype), weight, input2.to(weight.dtype))
     return out if bias is None else out + bias

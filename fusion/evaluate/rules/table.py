@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fusion.evaluate.rules.attention import attention, multi_head_attention
+from fusion.evaluate.rules.autocast import autocast
 from fusion.evaluate.rules.composite_losses import (
     gaussian_nll,
     kl_div,
@@ -153,6 +154,7 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
             # Do not let `tree_map` make a tuple of a size: `x.new(torch.Size((2, 3)))` has this size, but
             # `x.new((2, 3))` has these elements.
             args, kwargs = tree_map(self.of_each, (args, kwargs), is_leaf=lambda x: isinstance(x, torch.Size))
+        args, kwargs = autocast(func, args, kwargs)
         first: Any = args[0] if args else None
         if self._is_fresh(first) and _writes(func):
             own = fold(_one_for_each, args, kwargs, draws=_draws(func, args, kwargs))

@@ -323,6 +323,17 @@ def writes_unseen(slow: Tensor, fast: Tensor) -> None:
     slow.data.lerp_(fast.data, 0.1)
 
 
+def test_a_state_from_before_the_dry_run_leaves_each_member_its_own_momentum_encoder() -> None:
+    models = [FromZero(writes) for _ in range(2)]
+    fused = fuse(models)
+    before = copy.deepcopy(fused.state_dict())
+    assert "target.bias" in fused.shared
+    dry_run(fused, loss, BATCH)
+    for _ in range(2):
+        fused.load_state_dict(before)
+        torch.testing.assert_close(fused.map(loss, BATCH), torch.stack([loss(m, BATCH) for m in copy.deepcopy(models)]))
+
+
 @pytest.mark.filterwarnings("ignore::fusion.FusionWarning")
 @pytest.mark.parametrize("alike", [False, True], ids=["apart", "alike"])
 @pytest.mark.parametrize(("K", "kind"), [(1, "sgd"), (3, "sgd"), (3, "adam")])

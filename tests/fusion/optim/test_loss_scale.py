@@ -208,3 +208,11 @@ def test_a_module_leaves_out_a_step_also_its_first(config: dict[str, Any]) -> No
     assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters()))
     for i, of in state["state"].items():
         assert all(torch.equal(torch.as_tensor(v), torch.as_tensor(other["state"][i][name])) for name, v in of.items())
+
+
+def test_a_loss_in_half_precision_is_scaled_as_by_gradscaler() -> None:
+    """Times 65536, it would be infinite in float16."""
+    loss_K = torch.tensor([0.5, 3.0], dtype=torch.float16)
+    scaled = [torch.amp.GradScaler("cpu").scale(loss) for loss in loss_K]
+    torch.testing.assert_close(LossScale(2).apply(loss_K), torch.stack(scaled))
+    torch.testing.assert_close(LossScale(1).apply(loss_K[1]), scaled[1])

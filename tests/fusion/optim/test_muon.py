@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fusion import fuse, fused_optimizer
 from fusion.optim.muon import hidden_matrices, orthogonalized
-from tests.fusion.training import Both as Together
+from tests.fusion.training import Both
 
 X = torch.randn(32, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 Y = torch.arange(32) % 3
@@ -37,9 +37,9 @@ def test_hidden_matrices_are_what_lies_between_embeddings_and_the_readout() -> N
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 def test_a_matrix_without_elements_is_left_to_adamw() -> None:
-    """As of `nn.Linear(0, 4)` for inputs that a configuration leaves out: torch's Muon divides by its width."""
+    """Such as that of an `nn.Linear(0, 6)` for inputs that are left out: torch's Muon divides by its width."""
 
-    class Both(nn.Module):
+    class TwoInputs(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.left_out, self.given, self.readout = nn.Linear(0, 6), nn.Linear(8, 6), nn.Linear(6, 3)
@@ -50,8 +50,8 @@ def test_a_matrix_without_elements_is_left_to_adamw() -> None:
 
     torch.manual_seed(0)
     config = {"optimizer": "muon", "lr": 0.1, "adjust_lr_fn": "original"}
-    modules = [Both().double() for _ in range(2)]
-    both = Together(fuse(modules), modules, [config] * 2, lambda model, x: model(x).square().mean())
+    modules = [TwoInputs().double() for _ in range(2)]
+    both = Both(fuse(modules), modules, [config] * 2, lambda model, x: model(x).square().mean())
     for _ in range(2):
         both.step(X)
     both.assert_equal()
@@ -146,3 +146,29 @@ def test_a_step_that_a_member_does_not_take_leaves_its_matrices_and_momenta() ->
     for name, before in states[0].items():
         assert torch.equal(before[1], states[1][name][1])
         assert not torch.equal(before[0], states[1][name][0])
+
+
+@pytest.mark.parametrize("trains", [True, False], ids=["unfrozen", "frozen"])
+@pytest.mark.parametrize("alike", [True, False])
+def test_matrices_are_those_that_train_when_the_optimizer_is_made(trains: bool, alike: bool) -> None:
+    """Although others trained when the model was fused. Equal ones are then held once."""
+    models = []
+    for k in range(2):
+        torch.manual_seed(0 if alike else k)
+        body = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh()).double()
+        torch.manual_seed(k)
+        models.append(nn.Sequential(body.requires_grad_(not trains), nn.Linear(8, 3).double()))
+    fused = fuse(models)
+    changed = ("0.2.weight", "0.0.weight") if trains else ("1.weight",)
+    for name in changed:
+        {**fused.shared, **fused.stacked}[name].requires_grad_(trains)
+        for model in models:
+            model.get_parameter(name).requires_grad_(trains)
+    config = {"optimizer": "muon", "lr": 0.02, **({"lr.0": 0.01} if trains else {})}
+    both = Both(fused, models, [config] * 2, lambda model, _: nn.functional.cross_entropy(model(X), Y))
+    assert both.opt._matrices == hidden_matrices(models[0]) == {"0.0.weight"} | ({"0.2.weight"} if trains else set())
+    for _ in range(4):
+        both.step(None)
+    both.keep([1])
+    both.step(None)
+    both.assert_equal(lambda ours, theirs: torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4))

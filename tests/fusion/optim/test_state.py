@@ -275,6 +275,22 @@ def test_members_that_are_chosen_in_inference_mode_train_on(optimizer: str) -> N
         torch.testing.assert_close(p[1], module.get_parameter(name))
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "adagrad", "schedule_free_sgd"])
+def test_a_state_that_is_loaded_in_inference_mode_trains_on(optimizer: str) -> None:
+    """As when training goes back to its best state during an evaluation."""
+    fused, opt = made({"optimizer": optimizer, "lr": 0.1})
+    train(fused, opt)
+    saved = copy.deepcopy((fused.state_dict(), opt.state_dict()))
+    train(fused, opt)
+    after = copy.deepcopy(dict(fused.state_dict()))
+    with torch.inference_mode():
+        fused.load_state_dict(saved[0])
+        opt.load_state_dict(saved[1])
+        opt.schedule([[1.0] * K])
+    train(fused, opt)
+    assert_same(dict(fused.state_dict()), after)
+
+
 def test_parameters_that_were_frozen_when_they_were_saved_learn_where_they_are_loaded() -> None:
     """A second phase of training: its optimizer's state is then loaded by models that were never frozen."""
     first, opt = made({"lr": 0.1}, frozen=True, alike=True)

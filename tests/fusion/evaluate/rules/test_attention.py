@@ -22,6 +22,12 @@ def test_attention(mask: int | None, mask_shape: tuple[int, ...] | None) -> None
         assert_folds(F.scaled_dot_product_attention, *inputs, dims=(0, 0, 0, mask))
 
 
+@pytest.mark.parametrize("mask", [None, 0])
+def test_attention_to_keys_that_all_samples_share(mask: int | None) -> None:
+    q, k, v, own = member(2, 4, 5, 8), member(1, 4, 7, 8), member(1, 4, 7, 8), tensor(mask, 2, 1, 5, 7)
+    assert_folds(F.scaled_dot_product_attention, q, k, v, own, dims=(0, 0, 0, mask))
+
+
 def test_attention_causal_scaled_and_grouped_query() -> None:
     q, k, v = member(2, 4, 5, 8), torch.randn(2, 2, 5, 8), member(2, 2, 5, 8)
 

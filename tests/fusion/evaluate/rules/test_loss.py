@@ -114,3 +114,19 @@ def test_ctc_of_one_sequence_and_of_one_that_is_too_short(reduction: str) -> Non
     target = torch.tensor([1, 1, 2])
     assert_folds(lambda x: op(x.unsqueeze(1), (3,), (3,)), member(3, 5), dims=(0,))
     assert_folds(lambda x: op(x, torch.tensor(6), torch.tensor(3)), member(6, 5), dims=(0,))
+
+
+def test_members_without_smoothing_may_leave_out_a_class_by_an_infinite_logit() -> None:
+    logits_K = torch.randn(3, 4, 5, requires_grad=True)
+    target, left_out = torch.tensor([0, 1, 2, 0]), torch.tensor([False, False, False, False, True])
+    smoothing_K = torch.tensor([0.0, 0.1, 0.0])
+
+    def loss(logits: Tensor, smoothing: Any) -> Tensor:
+        return F.cross_entropy(logits.masked_fill(left_out, -torch.inf), target, label_smoothing=smoothing)
+
+    with folded(Streams(3)):
+        loss_K = torch.func.vmap(loss)(logits_K, smoothing_K)
+    alone = torch.stack([loss(logits, float(s)) for logits, s in zip(logits_K, smoothing_K)])
+    torch.testing.assert_close(loss_K, alone)
+    (grad,), (expected,) = (torch.autograd.grad(x[::2].sum(), [logits_K]) for x in (loss_K, alone))
+    torch.testing.assert_close(grad[::2], expected[::2])
