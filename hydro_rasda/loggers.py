@@ -247,19 +247,24 @@ class MLflowLogger(TrialLogger):
         run = self._client.create_run(self._experiment, tags=tags)
         self._ids[trial.number] = run.info.run_id
         entities = self._mlflow.entities
-        params = [entities.Param(name, str(plain(value))) for name, value in trial.config.items()]
+        params = [entities.Param(_mlflow_name(name), str(plain(value))) for name, value in trial.config.items()]
         self._client.log_batch(run.info.run_id, params=params)
 
     def log(self, trial: Logged, heat: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
         now, entities = int(time.time() * 1000), self._mlflow.entities
         values = {f"{heat}/{name}": value for name, value in metrics.items() if math.isfinite(value)}
         values[f"{heat}/epoch"] = epoch  # `begin` of a resumed run reads from it which epochs are logged
-        logged = [entities.Metric(name, value, now, epoch) for name, value in values.items()]
+        logged = [entities.Metric(_mlflow_name(name), value, now, epoch) for name, value in values.items()]
         self._client.log_batch(self._ids[trial.number], metrics=logged)
 
     def close(self, trial: Logged, status: str) -> None:
         self._client.set_tag(self._ids[trial.number], "status", status)
         self._client.set_terminated(self._ids[trial.number], _STATUS[status])
+
+
+def _mlflow_name(name: str) -> str:
+    """Return a name that MLflow accepts. It refuses other characters, such as the one in "val_recall@10"."""
+    return re.sub(r"[^/\w.\- :]", "_", name)
 
 
 class TensorBoardLogger(TrialLogger):

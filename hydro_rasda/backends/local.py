@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
@@ -107,7 +108,7 @@ class LocalDevice:
         self._problem = run.problem.on(device)
         self._device = DeviceTrainer(self._problem, share=DeviceShare(memory=memory))
         self._tasks: list[Task] = []
-        self._left = set[int]()
+        self._left = Counter[int]()  # the check of the transfer trains one trial in two tasks
         self._training: Generator[Finished, None, None] | None = None
 
     def idle(self, task: Task | None = None) -> Sequence[int]:
@@ -152,7 +153,7 @@ class LocalDevice:
         if self._training is None:
             self._training = self._device.train(list(self._tasks), self._work(self._tasks[0].heat))
         finished = next(self._training, None)
-        self._left.difference_update(finished.task.members if finished is not None else self._left.copy())
+        self._left -= self._left if finished is None else Counter(finished.task.members)
         if not self._left:
             next(self._training, None)  # run the generator to its end
             self._training, self._tasks = None, []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 _POWERS = 1e6
@@ -21,6 +22,15 @@ def show(value: Any, digits: int = 3) -> str:
             return f"{float(f'{value:.{digits - 1}e}'):.15g}"
         return f"{value:.{digits}g}"
     return str(getattr(value, "__name__", value))
+
+
+def without_address(value: object) -> str:
+    """Return the `repr` of a value without memory addresses, so that it is the same in every process.
+
+    >>> without_address([1, object()])
+    '[1, <object object>]'
+    """
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def error_line(told: str | None) -> str:

@@ -53,6 +53,8 @@ class Identity:
         }
         if not isinstance(sweep.rule, str):
             self._made["sweep_rule"] = parameters(sweep.rule)
+        if callable(rule := request.settings.race.lr_rule):
+            self._made["lr_rule"] = content(rule)
         if sweep.first:
             self._made["first"] = content([dict(config) for config in sweep.first])
         if constraints := functions_of(sweep.constraints):

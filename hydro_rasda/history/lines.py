@@ -10,6 +10,7 @@ from typing import Any
 
 from hydro_rasda.common.argument_checks import in_order
 from hydro_rasda.common.heat_names import HeatName
+from hydro_rasda.common.short_values import without_address
 
 JournalLine = dict[str, Any]
 """One line of the journal: a dict of plain values, whose key "event" names the kind of the line."""
@@ -84,7 +85,7 @@ def name_of(value: Any) -> str:
     """Return a name for a value that has no JSON form. It is the same in every process."""
     if isinstance(value, (set, frozenset)):
         return in_order(value, name_of)
-    return getattr(value, "__qualname__", None) or repr(value)
+    return getattr(value, "__qualname__", None) or without_address(value)
 
 
 def decision_key(key: str, candidates: Iterable[int]) -> str:

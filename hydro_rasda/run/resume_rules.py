@@ -143,6 +143,7 @@ _ARGUMENTS = {
     **{name: f"race.{name}" for name in OF_RACE},
     "sweep_rule": "sweep.rule",
     "rasda": "race",
+    "lr_rule": "race.lr_rule",
 }
 """Maps names in `run.json` to arguments of `tune`, where these differ."""
 

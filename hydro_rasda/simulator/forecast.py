@@ -211,7 +211,7 @@ def _full_size(run: PastRun, scenario: Scenario) -> AnyPlan:
     """Return the RASDA of `tune(backend="ray")` after a sweep: the run's settings, unless the scenario changes them."""
     before = run.settings["rasda"]
     max_t = scenario.max_t or int(run.settings["max_t"])
-    grace = scenario.grace_period or before.get("grace_period") or max(1, max_t // 9)
+    grace = scenario.grace_period or before.get("grace_period") or math.ceil(max_t / 2)
     return Plan(
         RASDA(
             max_t,

@@ -17,7 +17,7 @@ import numpy as np
 
 from fusion.keys import read
 from hydro_rasda.history.full_size import trained_spans
-from hydro_rasda.history.history import GROUP
+from hydro_rasda.history.history import GROUP, HEATS, heat_of, named_as_sweep
 from hydro_rasda.history.lines import Unit, score_in
 from hydro_rasda.run.journal import JOURNAL, read_units
 from hydro_rasda.run.run_json import SPEC, read_spec
@@ -26,7 +26,7 @@ from hydro_rasda.simulator.workload import Floats, Workload
 
 
 class SweepCost(NamedTuple):
-    """The cost of the surrogates, on the devices of the past run.
+    """The cost of the surrogates, in the sweep and in the middle heat, on the devices of the past run.
 
     Attributes:
         device_seconds: Device time of all groups together.
@@ -56,7 +56,8 @@ class PastRun:
         steps: Steps of an epoch at the trials' median batch size; None if the size of the data is unknown.
         sweep: Cost of the surrogates; None if there were none.
         finalists: The trials that trained at full size after a sweep, as a workload; None if there were none.
-        settings: The settings of the run (`run.json`); empty if another program made the run.
+        settings: The settings of the run (`run.json`); empty if another program made the run. After a middle heat,
+            "top_k" is the number of trials that it chose for full size.
     """
 
     workload: Workload
@@ -162,7 +163,9 @@ def read_run(folder: str | Path) -> PastRun:
     seconds, relative = costs(_stretches(units))
     first = "sweep" if "sweep" in heats else "race"
     workloads = {heat: _workload(units, heat, heat == first, settings, relative) for heat in heats}
-    gaps = _resizes(units)
+    gaps, plan = _resizes(units), units[HEATS].value if HEATS in units else None
+    if isinstance(plan, Mapping):  # a middle heat chose the trials that train at full size
+        settings["top_k"] = plan["finalists"]
     sizes = [_size(text) for text in settings["model"].values()]
     return PastRun(
         workload=workloads[first],
@@ -242,13 +245,13 @@ def _resizes(units: Mapping[str, Unit]) -> list[float]:
 
 
 def _sweep(units: Mapping[str, Unit]) -> SweepCost | None:
-    longest: dict[int, float] = {}
+    longest: dict[tuple[str, str], float] = {}
     total = 0.0
     for key, unit in units.items():
-        if name := GROUP.fullmatch(key):
+        if name := GROUP.fullmatch(named_as_sweep(key)):
             total += unit.seconds
-            stop = int(name["stop"])
-            longest[stop] = max(longest.get(stop, 0.0), unit.seconds)
+            rung = heat_of(key), name["stop"]
+            longest[rung] = max(longest.get(rung, 0.0), unit.seconds)
     epochs = [line["trial"] for unit in units.values() for line in _metrics(unit.lines, "sweep")]
     return SweepCost(len(set(epochs)), total, sum(longest.values()), len(epochs)) if total and epochs else None
 

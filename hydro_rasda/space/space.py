@@ -16,6 +16,7 @@ from fusion.argument_checks import meant
 from fusion.keys import KEYS, check_settings, configs_of_parts, is_read, keys_of, read, split_key, warmup_epochs
 from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda.common.argument_checks import in_order, require
+from hydro_rasda.common.short_values import without_address
 from hydro_rasda.schedulers import Range
 from hydro_rasda.settings.config import MOST_TRIALS, UNSPLIT, check_unsplit
 from hydro_rasda.space.branches import check_branches, is_branching, is_nested, leaves, reachable, variants
@@ -319,7 +320,7 @@ def _show(value: Any) -> str:
     if isinstance(value, type) or callable(value):
         code = getattr(value, "__code__", None)
         return getattr(value, "__qualname__", type(value).__name__) + (f"#{_digest(code)}" if code else "")
-    return repr(plain(value))
+    return without_address(plain(value))
 
 
 def _digest(code: CodeType) -> str:

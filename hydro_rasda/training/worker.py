@@ -305,6 +305,6 @@ class Worker:
 
 def _plain(value: Any) -> Any:
     """Convert a tensor or NumPy value to Python numbers, because another process could not open a tensor's memory."""
-    if isinstance(value, Tensor | np.generic):
+    if isinstance(value, Tensor | np.generic | np.ndarray):
         return value.item() if math.prod(value.shape) == 1 else value.tolist()
     return value

@@ -235,6 +235,21 @@ def test_mlflow_takes_a_folder_with_an_apostrophe(tmp_path: Path, monkeypatch: p
     assert logger.logged(0, "sweep") == 0
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_takes_names_with_characters_that_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    where = (tmp_path / "mlruns").as_uri()
+    logger = MLflowLogger("digits", where)
+    logger.on_event(began(tmp_path / "run"))
+    logger.on_event(TrialConfigured(seconds=1.0, trial=0, config={"lr": 0.1, "top@k": 5}))
+    logger.on_event(replace(epoch(0, 1), metrics={"val_recall@10": 0.5}))
+    client = mlflow.MlflowClient(tracking_uri=where)
+    (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
+    assert run.data.params == {"lr": "0.1", "top_k": "5"}
+    assert run.data.metrics == {"sweep/val_recall_10": 0.5, "sweep/epoch": 1.0}
+
+
 def written(file: Path) -> Iterator[bytes]:
     """The records of W&B's file, which is a log of LevelDB's: in blocks of 32 KiB, in parts where a block ends."""
     data, at, parts = file.read_bytes(), 7, b""

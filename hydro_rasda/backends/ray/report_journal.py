@@ -152,6 +152,9 @@ class RungHistory:
         """Append a report to the file. If the storage cannot append, write the whole file, but only at milestones."""
         self.entries.append(entry)
         try:
+            # Some of fsspec's file systems, such as gcsfs, overwrite a file that is opened to append to it.
+            if self._filesystem.type_name.startswith("py::fsspec"):
+                raise NotImplementedError
             with self._filesystem.open_append_stream(self._path) as stream:
                 stream.write(_line(entry))
         except NotImplementedError:

@@ -71,7 +71,9 @@ def _table(names: Sequence[str], rows: Mapping[str, Sequence[Any]]) -> list[list
 def write_page(records: Sequence[RunRecord], path: Path) -> Path:
     """Write one run, or several side by side, as one page that needs neither other files nor a network."""
     path = Path(path).expanduser()
-    require(not path.is_dir(), "path", str(path), "the page's file, which is no folder, such as 'page.html'")
+    # A device such as /dev/null must not be replaced by a file.
+    regular = path.is_file() or not path.exists()
+    require(regular, "path", str(path), "the page's file, which is no folder or device, such as 'page.html'")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, Page(*records).html().encode())
     return path

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hydro_rasda import LocalBackend, TuneResult
-from hydro_rasda.contracts import Devices
+from hydro_rasda.contracts import Devices, Span, full_size_task
 from hydro_rasda.run.state import Run
 from hydro_rasda.testing.tiny_runs import is_running, opened, targets
 from tests.hydro_rasda.models import mlp
@@ -76,6 +76,18 @@ def test_full_size_models_that_still_train_end_with_the_devices(
         fail()
     assert kept.traceback, "the devices are not freed with their frames"
     assert not any(map(is_running, begun))
+
+
+def test_two_tasks_of_one_trial_are_both_finished(one_process: None, tmp_path: Path) -> None:
+    """The check of the transfer trains the best trial from two seeds, beside other trials."""
+    tasks = [full_size_task(f"{i}", number, Span(0, 1), None, i) for i, number in enumerate((0, 1, 0))]
+    done = list[str]()
+    with opened(LocalBackend("cpu"), tmp_path / "run", [{"lr": 0.1}, {"lr": 0.2}]) as (_, devices):
+        for task in tasks:
+            devices.start(0, task)
+        while devices.busy():
+            done += [finished.task.key for finished in devices.finished()]
+    assert done == ["0", "1", "2"]
 
 
 def test_a_backend_is_closed_where_training_fails(one_process: None, quick: Quick) -> None:

@@ -396,6 +396,14 @@ def test_another_run_is_not_taken_for_this_one(
         quick(**small)
 
 
+def test_another_function_as_lr_rule_is_another_run(quick: Quick) -> None:
+    small: dict[str, Any] = {"num_samples": 1, "max_t": 1}
+    for _ in range(2):
+        quick(**small, race=RaceConfig(lr_rule=lambda growth: growth))
+    with pytest.raises(RunExists, match=r"`race\.lr_rule` has other values or functions than the run's"):
+        quick(**small, race=RaceConfig(lr_rule=lambda growth: 1.0))
+
+
 def test_scores_by_other_code_do_not_compete(quick: Quick) -> None:
     """They stay a run of their own, which goes on with its own code, and whose model is there."""
     small: dict[str, Any] = {"num_samples": 2, "max_t": 2, "race": RaceConfig(top_k=2)}

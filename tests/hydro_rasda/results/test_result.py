@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import os
 import pickle
 import subprocess
 import sys
@@ -85,6 +86,9 @@ def test_no_method_takes_an_argument_for_what_it_is_not(
         result.report(None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"`path` is .*, but must be the page's file, which is no folder"):
         result.report(tmp_path)
+    os.mkfifo(tmp_path / "device")
+    with pytest.raises(ValueError, match=r"`path` is .*, but must be the page's file, which is no folder or device"):
+        result.report(tmp_path / "device")
 
 
 def test_best_model_gives_best_metric_again(result: TuneResult, digits: tuple[Pair, Pair]) -> None:

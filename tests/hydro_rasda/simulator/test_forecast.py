@@ -116,6 +116,13 @@ def test_tune_sweeps_first_as_long_as_its_slowest_groups_or_its_share_of_all() -
     assert math.isnan(found[2].regret)
 
 
+def test_finalists_of_tune_are_compared_first_at_half_of_a_training_unless_the_run_says_otherwise() -> None:
+    settings = {"max_t": 8, "top_k": 2, "rasda": {"grace_period": None, "reduction_factor": 2, "scaling_factor": 2}}
+    sweep, finalists = SweepCost(8, 7200.0, 3600.0, 24), power_law(trials=2, epochs=8, seed=1)
+    run = replace(HOURLY, sweep=sweep, finalists=finalists, settings=settings)
+    assert forecast(run, replace(EXACT, gpus=2, rules=("random",)))[-1].epochs == 8 + 4
+
+
 def test_a_restart_takes_what_the_study_says_or_else_the_run() -> None:
     run = replace(HOURLY, restart_seconds=7.0)
     assert cost_model(replace(EXACT, restart_seconds=None), run).restart_seconds == 7.0

@@ -194,6 +194,18 @@ def test_the_sweep_and_its_finalists(tmp_path: Path) -> None:
     assert run.finalists.scores.tolist() == [[1, 1 / 2, 1 / 3, 1 / 4]]
 
 
+def test_a_middle_heat_is_a_cost_and_chooses_what_trains_at_full_size(tmp_path: Path) -> None:
+    plan = {"width": 0.25, "entrants": 2, "finalists": 1, "shares": [0.1, 0.2]}
+    with Store.open(tmp_path / "run", ASKED | {"top_k": 4}, "auto") as store:
+        store.record("heats", Unit(plan))
+        store.record("sweep/to-1/from-0/group-0", Unit(None, [metrics("sweep", n, 1, 1.0) for n in range(3)], 3.0))
+        store.record("middle/to-1/from-0/group-0", Unit(None, [metrics("middle", n, 1, 1.0) for n in range(2)], 5.0))
+        train(store, 0, 4, each=10.0)
+    run = read_past_run(tmp_path / "run")
+    assert run.sweep == SweepCost(trials=3, device_seconds=8.0, longest=8.0, epochs=3)
+    assert run.settings["top_k"] == 1
+
+
 def test_failed_trials_and_half_a_line(record: Callable[..., Path]) -> None:
     path = record(
         (

@@ -19,6 +19,7 @@ from torch import nn
 from fusion.keys import KEYS
 from hydro_rasda import choice, grid_search, loguniform, qloguniform, quniform, randint, sample_from, uniform
 from hydro_rasda.heats.search import check_first
+from hydro_rasda.history.lines import jsonable
 from hydro_rasda.space.space import check_config, check_space, describe, has_shares, longest_warmup, sample
 
 DOMAINS: dict[str, Any] = {
@@ -130,6 +131,16 @@ def test_description_is_equal_for_equal_spaces_only() -> None:
     assert described == again
     for i, one in enumerate(described):
         assert all(one != other for other in described[:i]), one
+
+
+class Block:
+    """A value without a `repr` of its own, whose `repr` has the object's address."""
+
+
+def test_objects_are_described_without_their_addresses() -> None:
+    first, again = ({"lr": uniform(0.1, 1), "block": Block(), "blocks": choice([[Block()]])} for _ in range(2))
+    assert describe(first) == describe(again)
+    assert jsonable(first["block"]) == jsonable(again["block"])
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -116,7 +117,7 @@ def test_it_stops_when_asked_or_diverged(own: Problem) -> None:
 def test_of_the_values_that_are_reported_numbers_are_kept(own: Problem) -> None:
     def tells(worker: Worker) -> None:
         more = {"val_note": "seen", "val_counts": torch.eye(2), "val_none": None, "val_ok": True, "train_steps": 3}
-        worker.report({"val_loss": 0.5, **more}, {"model": {}})
+        worker.report({"val_loss": np.array(0.5), **more}, {"model": {}})
 
     outcome = trained(running(own, tells), Span(0, 1))
     assert outcome.epochs == [(1, {"val_loss": 0.5, "val_ok": 1.0, "train_steps": 3.0})]

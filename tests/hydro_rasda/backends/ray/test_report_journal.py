@@ -5,6 +5,7 @@ from typing import Any
 
 import pyarrow.fs
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from hydro_rasda.backends.ray.report_journal import JournalEntry, RungHistory, read_journal, replay
 from hydro_rasda.schedulers import RASDA
@@ -59,6 +60,8 @@ def test_a_journal_of_whole_lines_is_read_without_being_written(tmp_path: Path) 
 class NoAppend:
     """A real file system without its appends, as object stores are."""
 
+    type_name = "s3"
+
     def __init__(self) -> None:
         self._local = pyarrow.fs.LocalFileSystem()
 
@@ -78,6 +81,20 @@ def test_storage_that_cannot_append_is_written_at_milestones(tmp_path: Path) -> 
     assert not (tmp_path / "rasda.jsonl").exists()
     remote.append(ENTRIES[0])
     assert read_journal(str(tmp_path)) == [ENTRIES[3], ENTRIES[0]]
+
+
+class Overwrites(LocalFileSystem):  # type: ignore[misc]
+    """Overwrites a file that is opened to append to it, as gcsfs does."""
+
+    def _open(self, path: str, mode: str = "rb", **more: Any) -> Any:
+        return super()._open(path, mode.replace("a", "w"), **more)
+
+
+def test_storage_that_overwrites_what_is_appended_keeps_all_reports(tmp_path: Path) -> None:
+    remote = journal(tmp_path, pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(Overwrites())))
+    for entry in ENTRIES[:3]:
+        remote.append(entry)
+    assert read_journal(str(tmp_path)) == ENTRIES[:3]
 
 
 def test_replay_gives_the_rungs_back() -> None:
