@@ -158,8 +158,7 @@ class StackedTensors(nn.Module):
     def flat(self, names: Iterable[str]) -> FlatParameters:
         """Move the named stacked parameters into rows: matrices [K, N] in which row k holds the values of member k.
 
-        The result also has rows for gradients. Values stay the same, but addresses change. A later call with the same
-        names moves nothing, unless a parameter was replaced.
+        The result has rows for gradients, too. Addresses change. A later call moves nothing but replaced parameters.
         """
         stacked = self.stacked
         wanted = {name: stacked[name] for name in names}

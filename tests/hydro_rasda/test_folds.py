@@ -13,17 +13,15 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from sklearn.model_selection import KFold, LeaveOneOut, PredefinedSplit, StratifiedKFold, TimeSeriesSplit
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, load, uniform
 from hydro_rasda.cli import main
 from hydro_rasda.contracts import Event
-from hydro_rasda.data import make_batches, make_folds
 from hydro_rasda.plots.page.words import call_of
 from hydro_rasda.results.result import MeanOfModels
 from hydro_rasda.run.events import CheckpointSaved, EpochEnded, RunBegan
@@ -46,59 +44,6 @@ def records(result: TuneResult) -> list[Any]:
 
 def said(result: TuneResult) -> list[str]:
     return [message.text for message in result.messages]
-
-
-def test_folds_are_scikit_learns(digits: tuple[Pair, Pair]) -> None:
-    x, y = digits[0]
-    splitter = StratifiedKFold(4, shuffle=True, random_state=1)
-    of_tensors = make_folds(splitter, (x, y), make_batches((x, y), "train_data", CPU, 0), 0)
-    expected = [*splitter.split(x.numpy(), y.numpy())]
-    forms: list[Any] = [(x, y), (x.numpy(), y.numpy()), TensorDataset(x, y), list(zip(x, y, strict=True))]
-    for data in forms:
-        folds = make_folds(splitter, data, make_batches(data, "train_data", CPU, 0), 0)
-        for fold, (train, val) in zip(folds.rows, expected, strict=True):
-            assert np.array_equal(fold.train.numpy(), train)
-            assert np.array_equal(fold.val.numpy(), val)
-    half = (x.bfloat16(), y)  # of which NumPy knows nothing
-    folds = make_folds(splitter, half, make_batches(half, "train_data", CPU, 0), 0)
-    assert all(map(torch.equal, folds.indices(), of_tensors.indices()))
-    for at, (train, val) in enumerate(expected):
-        own_train, own_val = of_tensors.data(at, 0)
-        validated = torch.cat([batch[0] for batch in own_val.in_order(7)])
-        assert torch.equal(validated.sort(0).values, x[torch.as_tensor(val)].sort(0).values)
-        shuffled = torch.cat([batch[0] for batch in own_train.epoch(16, 0)])
-        there = {tuple(row) for row in x[torch.as_tensor(train)].tolist()}
-        assert {tuple(row) for row in shuffled.tolist()} <= there
-        shortest = min(len(rows) for rows, _ in expected)
-        assert len(shuffled) == shortest
-        if len(train) == shortest:  # as data of their own
-            plain = make_batches((x[torch.as_tensor(train)], y[torch.as_tensor(train)]), "train_data", CPU, 0)
-            assert all(torch.equal(a[0], b[0]) for a, b in zip(own_train.epoch(16, 2), plain.epoch(16, 2), strict=True))
-
-
-@pytest.mark.parametrize("targets", [["price"], [[1.0], [2.0, 3.0]] * 6, None], ids=["names", "lengths", "none"])
-def test_an_attribute_that_is_no_target_of_each_example_is_left_alone(targets: Any) -> None:
-    """Names of columns, or boxes of images: scikit-learn refuses them, though `KFold` needs no targets at all."""
-    data = Subset(TensorDataset(torch.arange(12.0)[:, None]), range(12))
-    data.targets = targets  # type: ignore[attr-defined]
-    folds = make_folds(KFold(3), data, make_batches(data, "train_data", CPU, 0), 0)
-    assert [len(fold.val) for fold in folds.rows] == [4, 4, 4]
-
-
-def test_a_splitter_gets_the_targets_as_they_are() -> None:
-    """These two classes are one number in float32."""
-    data = (torch.zeros(8, 1), 2**24 + torch.arange(8) // 4)
-    folds = make_folds(StratifiedKFold(2), data, make_batches(data, "train_data", CPU, 0), 0)
-    assert [fold.val.tolist() for fold in folds.rows] == [[0, 1, 4, 5], [2, 3, 6, 7]]
-
-
-def test_a_splitter_without_a_seed_draws_from_the_runs(digits: tuple[Pair, Pair]) -> None:
-    batches = make_batches(digits[0], "train_data", CPU, 0)
-    before = np.random.get_state()[1].copy()  # type: ignore[index]
-    one, two, other = (make_folds(KFold(3, shuffle=True), digits[0], batches, seed) for seed in (0, 0, 1))
-    assert all(torch.equal(a, b) for a, b in zip(one.indices(), two.indices(), strict=True))
-    assert not torch.equal(one.indices()[0], other.indices()[0])
-    assert np.array_equal(np.random.get_state()[1], before)  # type: ignore[index]
 
 
 def test_a_result_of_folds_is_pickled_without_the_data(quick: Quick, digits: tuple[Pair, Pair]) -> None:

@@ -1,3 +1,8 @@
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -73,6 +78,55 @@ def test_parts_count_by_the_weights_of_their_means(parts: int, ignored: list[int
     torch.testing.assert_close(in_parts, whole)
     torch.testing.assert_close({name: p.grad for name, p in fused.stacked.items()}, expected)
     torch.testing.assert_close(evaluate(objective, batch, parts), whole)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("ignored", [[0, 1], [0, 1, 2, 3], [5]])
+def test_ranks_average_to_the_gradients_of_the_whole_batch(parts: int, ignored: list[int]) -> None:
+    """Each rank divides by the mean weight of all ranks. One rank may have no example that counts."""
+    model, batch = nn.Linear(4, 3), some_batch(8)
+    batch[1][ignored] = -100
+    shares = [(x, y) for x, y in zip(batch[0].split([4, 4]), batch[1].split([4, 4]))]
+    mean = (weighted(model, shares[0])["weight/loss"] + weighted(model, shares[1])["weight/loss"]) / 2
+    entered: list[int] = []
+
+    @contextmanager
+    def apart() -> Iterator[None]:
+        entered.append(len(entered))
+        yield
+
+    def gradients() -> list[Tensor | None]:
+        return [parameter.grad for parameter in model.parameters()]
+
+    def gradients_of(share: Batch, **options: Any) -> list[Tensor]:
+        model.zero_grad()
+        backward(partial(weighted, model), share, parts, gradients=gradients, **options)
+        return [gradient.clone() for gradient in gradients() if gradient is not None]
+
+    found = [gradients_of(share, apart=apart, over_ranks=lambda own: mean) for share in shares]
+    assert len(entered) == 2 * (parts - 1)
+    model.zero_grad()
+    weighted(model, batch)["loss"].backward()
+    for one, other, expected in zip(*found, gradients(), strict=True):
+        torch.testing.assert_close((one + other) / 2, expected)
+    assert not any(gradient.any() for gradient in gradients_of(shares[0], weight=0.0, over_ranks=lambda own: mean))
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_factor_of_the_loss_scales_its_gradients_and_no_mean(parts: int) -> None:
+    model, batch = nn.Linear(4, 3), some_batch(7)
+
+    def objective(part: Batch) -> dict[str, Tensor]:
+        return {"loss": loss(model, part)}
+
+    means, gradients = [], []
+    for options in ({}, {"weight": 0.5}, {"scaled": lambda of: 8 * of}):
+        model.zero_grad()
+        means.append(backward(objective, batch, parts, **options)["loss"])
+        gradients.append(model.weight.grad)
+    torch.testing.assert_close(means, [means[0]] * 3)
+    assert gradients[0] is not None
+    torch.testing.assert_close(gradients[1:], [0.5 * gradients[0], 8 * gradients[0]])
 
 
 def test_activations_are_those_of_one_part() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fusion import FusionWarning, dry_run, fuse, fusion_key
-from fusion.members.attributes import OwnValues, _same, changed, loose_tensors, snapshot
+from fusion.members.attributes import OwnValues, _same, changed, loose_tensors, put_back, snapshot
 
 X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
 
@@ -357,6 +357,23 @@ def test_a_list_that_a_hook_fills_from_outside_of_a_copy_is_equal_to_nothing() -
 
     with pytest.raises(ValueError, match="which a copy does not follow"):
         fuse([recorded(), recorded()])
+
+
+@pytest.mark.parametrize("value", [[], [1], {}, {"a": 1}, (), (1,), "text", 0.5, None, True])
+@pytest.mark.parametrize("then", [[], [1], {}, {"a": 1}, (), (1,), "text", 0.5, None, False])
+def test_plain_values_that_differ_have_changed(then: Any, value: Any) -> None:
+    module: Any = nn.Linear(3, 2)
+    module.kept, module.removed = copy.copy(then), 1
+    before = snapshot(module)
+    assert changed(module, before) == {}
+    module.kept = copy.copy(value)
+    assert changed(module, before) == ({} if value == then else {(0, "", "kept"): value})
+    del module.removed
+    module.kept, module.added = copy.copy(then), 2
+    after = changed(module, before)
+    assert list(after) == [(0, "", "added"), (0, "", "removed")]
+    put_back(module, before)
+    assert (module.kept, module.removed, hasattr(module, "added")) == (then, 1, False)
 
 
 def test_another_tensor_of_the_same_values_is_a_change_and_no_difference_between_members() -> None:

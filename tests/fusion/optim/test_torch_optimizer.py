@@ -8,6 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fusion.optim import optimizer
+from fusion.optim.lion import Lion
+from fusion.optim.prodigy import Prodigy
+from fusion.optim.schedule_free import ScheduleFreeAdamW, ScheduleFreeSGD
 
 
 def test_kinds_and_settings() -> None:
@@ -122,3 +125,13 @@ def test_errors() -> None:
         optimizer(nn.Linear(2, 2), {"lr": 0.1}, lr_multipliers={"adamw": {"wieght": 1.0}})
     with pytest.raises(ValueError, match="no parameter that needs gradients"):
         optimizer(nn.Linear(2, 2).requires_grad_(False), {"lr": 0.1})
+
+
+@pytest.mark.parametrize("kind", [Lion, Prodigy, ScheduleFreeSGD, ScheduleFreeAdamW])
+def test_by_default_no_weight_decays(kind: Any) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    steps = kind([{"params": [weight]}])
+    for _ in range(2):
+        weight.grad = torch.zeros(3)
+        steps.step()
+    assert weight.tolist() == [1.0] * 3

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from hydro_rasda import AllTrialsFailed, TuneResult, choice, loguniform
+from hydro_rasda import AllTrialsFailed, RaceConfig, SweepConfig, TuneResult, choice, loguniform
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.dry_run.dry_run import dry_run
 from hydro_rasda.dry_run.dry_run_and_hints import get_ready
@@ -207,6 +207,32 @@ def test_a_direction_that_does_not_suit_the_name_of_a_metric_is_said() -> None:
 
     assert doubted("min") == [*MORE]
     assert doubted("max") == [*LESS]
+
+
+def told(space: Config, configs: int = 9, **settings: Any) -> set[str]:
+    """Which hints a problem gets, each by some of its words."""
+    words = ("no trial is halved", "first rungs are", "can enter the race", "never decays")
+    own = {name: value for name, value in space.items() if name != "lr"}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ready = get_ready(problem().with_settings(**settings), {**LR, **own}, trials(*[own] * configs))
+    said = [*ready.messages, *(str(warning.message) for warning in caught)]
+    return {hint for hint in words if any(hint in text for text in said)}
+
+
+def test_hints_come_where_they_help_and_nowhere_else() -> None:
+    cosine = {"schedule": "cosine"}
+    whole: dict[str, Any] = {"sweep": SweepConfig(surrogate=1), "num_samples": 9}
+    assert told({**cosine, "warmup_epochs": 1.0}, **whole) == set()
+    assert told({**cosine, "warmup_epochs": 3.9}, **whole) == {"first rungs are"}
+    assert told({**cosine, "warmup_epochs": 4.0}, **whole) == {"first rungs are", "no trial is halved"}
+    assert told({"schedule": "constant"}, **whole) == {"never decays"}
+    assert told({"schedule": "constant", "optimizer": "schedule_free_adamw"}, **whole) == set()
+    few: dict[str, Any] = {"race": RaceConfig(top_k=3)}
+    assert told(cosine, configs=3, num_samples=3, **few) == {"can enter the race"}
+    assert told(cosine, configs=3, num_samples=4, **few) == set()
+    assert told(cosine, configs=4, num_samples=3, **few) == set(), "a grid may have more trials than that"
+    assert told(cosine, configs=3, num_samples=3, **few, sweep=SweepConfig(surrogate=1)) == set()
 
 
 class Later:

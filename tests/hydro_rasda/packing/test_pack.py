@@ -164,7 +164,7 @@ def test_all_that_fusion_takes_for_want_of_memory_has_a_job_run_again() -> None:
 
 def test_a_job_whose_watcher_is_ended_fails(tmp_path: Path) -> None:
     (job,) = packed(tmp_path, [Task(script("os.kill(os.getppid(), 15)\n" + FOREVER), SMALL)]).jobs
-    assert (job.state, job.attempt, job.error) == ("failed", 1, "SIGTERM")
+    assert (job.state, job.attempt, job.error, job.seconds) == ("failed", 1, "SIGTERM", 0.0)
 
 
 def test_a_job_that_outgrows_its_estimate_gives_way_and_its_kind_is_corrected(tmp_path: Path) -> None:

@@ -167,6 +167,11 @@ def test_a_sum_over_the_batch_is_refused_in_a_dry_run(target: Tensor) -> None:
     assert "loss" in own(LINEAR, (X, torch.randn(6, 3)))
 
 
+def test_a_target_without_rows_is_no_sum() -> None:
+    scaled = checked(supervised(lambda output, target: target * output.square().mean()))
+    assert "loss" in scaled(LINEAR, (X, torch.tensor(2.0)))
+
+
 SOFT = torch.eye(3)[[0, 1, 2, 0, 1, 2]] * 0.9 + 0.1 / 3
 
 

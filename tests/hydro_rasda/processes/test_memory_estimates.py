@@ -12,7 +12,7 @@ import pytest
 from hydro_rasda import SweepConfig
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.problem.problem import Problem
-from hydro_rasda.processes.memory_estimates import Peaks, kind_of_group, kind_of_target
+from hydro_rasda.processes.memory_estimates import Peaks, kind_of_group, kind_of_own, kind_of_target
 from hydro_rasda.run.cache import cache_folder
 from hydro_rasda.schedulers.packing_policy import GUESS
 
@@ -104,3 +104,11 @@ def test_kinds_of_full_size_models_are_told_by_what_may_change_their_size() -> N
     assert len({alike, *others}) == 4
     adam = Trial(2, {**trial.config, "optimizer": "adam"})
     assert kind_of_group("k", [adam, trial]) == kind_of_group("k", [trial, adam]) != kind_of_group("k", [trial])
+
+
+def test_kinds_of_trials_of_ones_own_loop_differ_in_all_but_floats() -> None:
+    kinds = [
+        kind_of_own(Trial(0, config)) for config in ({"lr": 0.1, "depth": 2}, {"lr": 0.2, "depth": 2}, {"depth": 3})
+    ]
+    assert kinds[0] == kinds[1] != kinds[2]
+    assert kind_of_own(Trial(1, {"depth": 2.0})) != kinds[0]

@@ -47,7 +47,8 @@ def test_the_name_of_a_file_outlasts_a_loss_of_power(tmp_path: Path, monkeypatch
     fsync, replace = os.fsync, os.replace
 
     def noting_fsync(descriptor: int) -> None:
-        done.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        status = os.fstat(descriptor)
+        done.append("folder" if stat.S_ISDIR(status.st_mode) else f"file of {status.st_size} bytes")
         fsync(descriptor)
 
     def noting_replace(source: str, target: str, **folders: int) -> None:
@@ -57,7 +58,7 @@ def test_the_name_of_a_file_outlasts_a_loss_of_power(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "fsync", noting_fsync)
     monkeypatch.setattr(os, "replace", noting_replace)
     write_atomically(tmp_path / "a", b"content")
-    assert done == ["file", "named", "folder"]
+    assert done == ["file of 7 bytes", "named", "folder"]
 
 
 def test_no_flipped_bit_gets_past(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hydro_rasda.schedulers import (
     chances,
     expected_gain,
 )
-from hydro_rasda.schedulers.race_rule import ERROR, WORTH, expected_improvement
+from hydro_rasda.schedulers.race_rule import BEHIND, ERROR, WORTH, expected_improvement, final_score
 from hydro_rasda.settings.config import TuneConfig
 from tests.hydro_rasda.schedulers.played import Curves, play
 
@@ -326,3 +326,25 @@ def test_decisions_do_not_depend_on_the_order_in_which_trials_come(seed: int) ->
 
 def test_there_is_nothing_to_decide_before_any_trial_enters() -> None:
     assert rule().decide(SweepState("min", 4, 2)) == {}
+
+
+@pytest.mark.parametrize(
+    ("own", "averaged", "first", "final"),
+    [
+        (0.32, 0.3, 0.7, 0.32),  # not far behind its averages
+        (0.9, 0.3, 0.7, 0.3 + BEHIND * 0.4),
+        (0.2, 0.3, 0.7, 0.2),
+        (0.9, 0.3, 0.1, 0.3),  # nothing was gained
+        (0.9, 0.3, math.nan, 0.3),
+        (0.9, 0.3, math.inf, 0.3),
+        (0.5, math.nan, 0.7, 0.5),
+        (0.5, -math.inf, 0.7, 0.5),
+        (math.nan, 0.3, 0.7, math.nan),
+        (math.inf, 0.3, 0.7, math.inf),
+    ],
+)
+def test_averages_that_are_far_better_count_instead_of_the_trained_weights(
+    own: float, averaged: float, first: float, final: float
+) -> None:
+    assert final_score(own, averaged, first, "min") == pytest.approx(final, nan_ok=True)
+    assert final_score(-own, -averaged, -first, "max") == pytest.approx(-final, nan_ok=True)

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hydro_rasda.data import Shard
+from hydro_rasda.data import Shard, Share
+from hydro_rasda.problem.objective import Objective
 from hydro_rasda.training.gradient_noise import HORIZON, GradientNoise
+from hydro_rasda.training.single_learner import SingleLearner
 from tests.hydro_rasda.ranks import on_ranks
 
 SIZE = 12
@@ -130,6 +132,28 @@ def test_two_ranks_find_what_the_equations_say(interrupted: bool) -> None:
     signal, trace = averaged(steps)
     assert state == pytest.approx({"signal": signal, "noise": trace})
     assert scale == pytest.approx(trace / signal)
+
+
+def learners_measure(rank: int, world: int) -> list[dict[str, float]]:
+    """Of learners whose examples count equally: without weights, and with the weight of each batch told."""
+    plain: Objective = lambda model, batch: {"loss": model(batch)}  # noqa: E731
+    weighing: Objective = lambda model, batch: {"loss": model(batch), "weight": torch.tensor(3.0 * len(batch))}  # noqa: E731
+    shard, states = Shard(rank, world), []
+    for objective in (plain, weighing):
+        learner = SingleLearner(Bowl(), {"lr": 0.01}, objective, 4, shard)
+        learner.noise = GradientNoise(learner.joint)
+        for batch in batches():
+            part = shard.part(len(batch))
+            learner.step(Share(batch[part.rows], part.examples, part.weight), 0.0, 1.0)
+        learner.noise.settle(torch.device("cpu"))
+        states.append(learner.noise.state())
+    return states
+
+
+def test_equal_weights_of_examples_change_no_measurement() -> None:
+    (plain, weighed), _ = on_ranks(2, learners_measure)
+    assert plain.keys() == {"signal", "noise"}
+    assert weighed == pytest.approx(plain, rel=1e-6)
 
 
 def micro_batched(orders: Sequence[tuple[int, ...]]) -> dict[str, float]:

@@ -395,7 +395,7 @@ def test_if_all_fail_the_first_error_is_told(search: Callable[..., TuneResult]) 
             {"model_fn": lambda config: model_fn(config)},
             r"`model_fn` is '<lambda>', but must be a function of \(config, ",
         ),
-        ({"sweep": SweepConfig(fusion=4)}, "`sweep.fusion` is 4, but must be 'auto' or 1 where `train` alone trains"),
+        ({"sweep": SweepConfig(fusion=2)}, "`sweep.fusion` is 2, but must be 'auto' or 1 where `train` alone trains"),
         ({"sweep": SweepConfig(repeats=2)}, "`train` is .*, but must be None where a trial trains several models"),
         ({"metrics": lambda outputs, targets: {}}, "`metrics` is .*, but must be None where `train` alone trains"),
         ({"metric": ["reward", "macs"], "mode": "max"}, r"`metric` is \('macs',\), but must be metrics that `train`"),

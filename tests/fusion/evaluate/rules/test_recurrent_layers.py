@@ -17,7 +17,7 @@ RECURRENT: list[tuple[Any, dict[str, Any]]] = [
     (nn.LSTM, {}),
     (nn.LSTM, {"num_layers": 2, "bidirectional": True, "batch_first": True}),
     (nn.LSTM, {"proj_size": 3, "bias": False}),
-    (nn.LSTM, {"proj_size": 3}),
+    (nn.LSTM, {"proj_size": 3, "num_layers": 2}),
     (nn.GRU, {}),
     (nn.GRU, {"num_layers": 2, "bidirectional": True, "batch_first": True, "bias": False}),
     (nn.RNN, {"nonlinearity": "tanh"}),

@@ -72,6 +72,20 @@ def test_functions_of_several_tensors_for_which_vmap_has_no_rule() -> None:
     assert_folds(lambda x: nn.utils.rnn.pad_sequence([x[0], x[1, :2]], batch_first=True), member(4, 3), dims=(0,))
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda w: w + torch.zeros(size=(4, 3)),
+        lambda w: torch.mm(input=w, mat2=w.T),
+        lambda w: F.linear(input=w, weight=w),
+        lambda w: F.normalize(input=w),
+        lambda w: torch.column_stack(tensors=[w, w]),
+    ],
+)
+def test_all_arguments_may_be_given_by_name(call: Any) -> None:
+    assert_folds(call, member(4, 3), dims=(0,))
+
+
 def test_torch_does_not_warn_of_operators_in_which_it_loops_over_the_members() -> None:
     """The user could do nothing about it."""
     torch.set_warn_always(True)
