@@ -158,7 +158,7 @@ class StackedTensors(nn.Module):
     def flat(self, names: Iterable[str]) -> FlatParameters:
         """Move the named stacked parameters into rows: matrices [K, N] in which row k holds the values of member k.
 
-        The result has rows for gradients, too. Addresses change. A later call moves nothing but replaced parameters.
+        Values stay; addresses change, unless a call had the same names. The result has rows for gradients, too.
         """
         stacked = self.stacked
         wanted = {name: stacked[name] for name in names}
