@@ -14,8 +14,6 @@ from functools import partial
 from itertools import pairwise
 from typing import Literal
 
-import numpy as np
-
 from hydro_rasda.schedulers.ranking import Mode
 
 Point = Sequence[float]
@@ -42,13 +40,18 @@ def fronts(points: Sequence[Point]) -> list[list[int]]:
     >>> fronts([(1, 3), (2, 2), (3, 3), (3, 1), (4, 4)])
     [[0, 1, 3], [2], [4]]
     """
-    values, found = np.array(points, dtype=float), list[list[int]]()
+    found, values = list[list[int]](), None
+    if points and len(points[0]) > 2:
+        import numpy as np  # imported only here, because reading a journal should not wait for it
+
+        values = np.array(points, dtype=float)
 
     def spares(index: int, front: Sequence[int]) -> bool:
         """Tell whether no point of a front dominates the point at `index`, which comes later and is none of them."""
-        if len(points[index]) <= 2:  # the last point of a front is the lowest in the last objective
-            return points[front[-1]][-1] > points[index][-1]
-        return not bool((values[front] <= values[index]).all(1).any())
+        if values is not None:
+            return not bool((values[front] <= values[index]).all(1).any())
+        # With two objectives, the last point of a front is the lowest in the second one.
+        return points[front[-1]][-1] > points[index][-1]
 
     at, before = 0, None
     for index in sorted(range(len(points)), key=lambda i: (tuple(points[i]), i)):
