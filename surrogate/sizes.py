@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
+from torch.utils._sympy.functions import FloorDiv
 
 from surrogate.resize import NarrowSizes
 from surrogate.size_constraints import SizeTrace
@@ -245,7 +246,8 @@ def _roles(trace: SizeTrace) -> _Roles:
     # Names decide only between two choices that both fit: fewer heads, or smaller ones.
     named_sizes = {s for s, own in names.items() if any(map(_SIZE_OF_HEAD.search, own))}
     named_heads = {s for s, own in names.items() if any(map(_HEADS.search, own))} - named_sizes
-    counts, stay = parts - named_sizes, parts & named_sizes
+    pieces = _pieces(trace, parts - named_sizes - named_heads)
+    counts, stay = parts - named_sizes - pieces, parts & named_sizes | pieces
     for product in ({s for s in sympy.Mul.make_args(dim) if s.is_Symbol} for dim in dims):
         if fewer := product & (counts | named_heads):
             # A dimension may be a product, such as heads times head size. Only one factor shrinks. The other factors
@@ -254,6 +256,18 @@ def _roles(trace: SizeTrace) -> _Roles:
     stay |= {s for s, of in _determined(trace) if of <= stay}
     widths = (tied | trace.seeds) - parts - stay
     return _Roles(frozenset(widths), frozenset(counts - stay), frozenset(stay), frozenset(widths & named_heads))
+
+
+def _pieces(trace: SizeTrace, symbols: Collection[sympy.Symbol]) -> set[sympy.Symbol]:
+    """Return the symbols that split a layer's output into pieces of a width that a layer reads, as in maxout."""
+    dims = {dim for sizes in trace.tensors.values() for dim in sizes}
+    read = {dim for sizes in trace.tensors.values() for dim in sizes[1:] if dim.is_Symbol}
+    quotients = {side for e in trace.equations if not read.isdisjoint(e.args) for side in e.args}
+    return {s for s in symbols if any(s * of in dims for of in read) or any(_divides(s, side) for side in quotients)}
+
+
+def _divides(divisor: sympy.Symbol, side: sympy.Expr) -> bool:
+    return isinstance(side, FloorDiv) and bool(side.args[1] == divisor)
 
 
 def _tied_to(seeds: Collection[sympy.Symbol], equations: Collection[sympy.Basic]) -> set[sympy.Symbol]:

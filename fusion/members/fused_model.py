@@ -77,6 +77,7 @@ class StackedTensors(nn.Module):
     _settings: Settings
     _caught_up: Snapshot
     own_values: OwnValues
+    written: frozenset[str]
 
     def __init__(self, own: TensorTree, common: TensorTree) -> None:
         super().__init__()
@@ -143,9 +144,8 @@ class StackedTensors(nn.Module):
             chosen = member_indices(members, len(next(iter(own.values()))), "members")
             state |= {name: member_rows(tensor, chosen) for name, tensor in own.items()}
         for name, parameter in self.stacked.items():
-            # It was frozen when saved. Now each member has its own, because it is trained, or forward writes to it.
             if (parameter.requires_grad or name in self.written) and f"common.{name}" in state:
-                held = state.pop(f"common.{name}")
+                held = state.pop(f"common.{name}")  # shared when saved, but now each member has its own
                 state[f"own.{name}"] = held.expand(self.K, *held.shape).clone()
         for name in (name for name in self.shared if f"own.{name}" in state):
             self._unshare(name)
@@ -322,7 +322,7 @@ class FusedModel(StackedTensors):
         self.updated_in_turn = True
         self.streams = Streams(len(members))
         self.own_values = OwnValues(len(members))
-        self.written: frozenset[str] = frozenset()
+        self.written = frozenset()
         self._set_members(members)
 
     @property

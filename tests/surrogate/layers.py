@@ -314,6 +314,39 @@ class Bags(nn.Module):
         return out
 
 
+class Maxout(nn.Module):
+    """Each unit is the largest of three pieces (Goodfellow et al. 2013), by a quotient or by the width."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.pieces, self.width = 3, round(32 * scale)
+        self.first, self.second = nn.Linear(8, 3 * self.width), nn.Linear(self.width, 3 * self.width)
+        self.head = nn.Linear(self.width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).unflatten(-1, (-1, self.pieces)).amax(-1)
+        x = self.second(x).view(*x.shape[:-1], self.pieces, self.width).amax(-2)
+        out: Tensor = self.head(x).mean(1)
+        return out
+
+
+class Shuffled(nn.Module):
+    """Grouped convolutions, between which channels change their groups (Zhang et al. 2018)."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        width, self.groups = round(64 * scale), 4
+        self.stem, self.head = nn.Conv2d(3, width, 3), nn.Linear(width, 3)
+        self.first, self.second = (nn.Conv2d(width, width, 1, groups=self.groups) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(self.stem(x)).relu()
+        samples, channels, *sizes = x.shape
+        grouped = x.view(samples, self.groups, channels // self.groups, *sizes)
+        out: Tensor = self.head(self.second(grouped.transpose(1, 2).flatten(1, 2)).mean((2, 3)))
+        return out
+
+
 def _recurrent(kind: type[nn.RNNBase], **settings: Any) -> tuple[Callable[[float], nn.Module], Tensor]:
     return lambda scale: Recurrent(scale, kind, **settings), SERIES
 
@@ -373,6 +406,8 @@ EXACT: dict[str, tuple[Callable[[float], nn.Module], Tensor]] = {
     "experts, own rows": (lambda scale: Routed(scale, rows=True), ROWS),
     "experts, eight": (lambda scale: Routed(scale, rows=True, experts=8), ROWS),
     "experts, stacked": (StackedExperts, ROWS),
+    "maxout": (Maxout, SERIES),
+    "shuffled channels": (Shuffled, IMAGES),
     "bags": (lambda scale: Bags(scale, offsets=False), TOKENS),
     "bags, offsets": (lambda scale: Bags(scale, offsets=True), TOKENS),
 }

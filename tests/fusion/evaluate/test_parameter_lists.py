@@ -23,7 +23,8 @@ class Sliced(nn.Module):
         assert len(list(part.parameters())) == 2
         for scale in part:
             x = x * scale
-        return x + part[::2][1]
+        last: Tensor = part[::2][1]
+        return x + last
 
 
 def loss(model: nn.Module, x: Tensor) -> Tensor:
