@@ -56,8 +56,11 @@ def by_own_trainer(
 ) -> dict[str, Any]:
     """Return arguments of `tune` with which `Trainer.fit` trains. `data` has the data arguments of `fit`."""
     with tempfile.TemporaryDirectory() as folder:
-        epochs = _made(trainer, torch.device("cpu"), folder).max_epochs or 0
+        made = _made(trainer, torch.device("cpu"), folder)
+    epochs, every = made.max_epochs or 0, made.check_val_every_n_epoch
     require(epochs > 0, "trainer", f"max_epochs={epochs}", "one with epochs to train")
+    validated = every == 1 or not monitor.startswith("val")
+    require(validated, "trainer", f"check_val_every_n_epoch={every}", f"one that logs {monitor!r} after each epoch")
     if sweep.surrogate < 1 and width_form(module_fn) is None:
         told = "give `module_fn` an argument `width_ratio`, from which it builds a narrower module"
         sweep = at_full_width(sweep, "narrower", told, what="module")
@@ -179,7 +182,7 @@ def _width_scaled_optimizers(worker: Worker) -> Iterator[None]:
 def _packed(trainer: Trainer, module: LightningModule) -> State:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "saved.ckpt"
-        trainer.save_checkpoint(path)
+        trainer.save_checkpoint(path, weights_only=False)
         checkpoint = torch.load(path, map_location="cpu", weights_only=False)
     del checkpoint["state_dict"]
     written = io.BytesIO()

@@ -35,13 +35,13 @@ _EACH_EPOCH: dict[str, Any] = {
     "save_strategy": "no",
     "save_only_model": False,
     "restore_callback_states_from_checkpoint": True,
-    "load_best_model_at_end": False,
     "disable_tqdm": True,
     "report_to": [],
     "push_to_hub": False,
 }
 """Training arguments of each trial. Its trainer evaluates after each epoch. It reports and saves nothing, because the
-run itself does."""
+run itself does. `load_best_model_at_end` has no effect on a trainer that saves nothing. It stays as it is, because
+`EarlyStoppingCallback` would otherwise warn that the best model will not be loaded."""
 
 _WEIGHTS = (".safetensors", ".bin")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from functools import partial
 from pathlib import Path
@@ -119,8 +120,10 @@ class OnPlateau(Autoencoder):
 
 @pytest.mark.filterwarnings("ignore:the model's initial weights are the same from every seed")
 @pytest.mark.parametrize("kind", [Autoencoder, OnPlateau])
-def test_a_module_comes_to_the_weights_that_it_has_alone(kind: type[Autoencoder], tmp_path: Path) -> None:
-    """Over rungs, at each of which `fit` is left and resumed."""
+def test_a_module_comes_to_the_weights_that_it_has_alone(
+    kind: type[Autoencoder], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Over rungs, at each of which `fit` is left and resumed, without a message of Lightning's about the checkpoint."""
     start = {name: value.clone() for name, value in kind({"rate": 0.1}).double().state_dict().items()}
 
     def same(config: dict[str, Any], width_ratio: float = 1.0) -> Autoencoder:
@@ -129,7 +132,9 @@ def test_a_module_comes_to_the_weights_that_it_has_alone(kind: type[Autoencoder]
             module.load_state_dict(start)
         return module
 
+    caplog.set_level(logging.INFO)
     result = tuned(tmp_path, {"rate": loguniform(1e-3, 1e-2)}, same)
+    assert "weights_only" not in caplog.text
     alone = same(result.config)
     trainer = pl.Trainer(max_epochs=EPOCHS, accelerator="cpu", logger=False, enable_checkpointing=False)
     trainer.fit(alone, TRAIN, VALIDATION)
@@ -172,6 +177,10 @@ def test_patience_of_a_trial_ends_no_other(tmp_path: Path) -> None:
         ({"trainer": lambda **_: None}, "`trainer` is 'NoneType', but must be a Trainer of `lightning.pytorch`"),
         ({"trainer": lambda: pl.Trainer()}, "makes one, but the call fails: TypeError"),
         ({"trainer": partial(pl.Trainer, max_epochs=-1)}, "`trainer` is 'max_epochs=-1', but must be one with epochs"),
+        (
+            {"trainer": partial(pl.Trainer, max_epochs=EPOCHS, check_val_every_n_epoch=2)},
+            "`trainer` is 'check_val_every_n_epoch=2', but must be one that logs 'val/mse' after each epoch",
+        ),
         ({"monitor": "val/loss"}, "val_loss"),
         ({"trainer": 3}, "`trainer` is 3, but must be a Trainer of `lightning.pytorch`, or a function"),
     ],

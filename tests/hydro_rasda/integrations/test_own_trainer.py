@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import EarlyStoppingCallback, LlamaConfig, LlamaForCausalLM, Trainer
+from transformers import EarlyStoppingCallback, LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
 
 from hydro_rasda import RaceConfig, SweepConfig, choice, loguniform
 from tests.hydro_rasda.integrations.test_transformers import TEXT, arguments, gpt2, tuned
@@ -85,6 +85,21 @@ def test_patience_is_a_trials_own_and_lasts_over_rungs(tmp_path: Path) -> None:
     alone.train()
     assert result.trials[result.best_trial].epochs == alone.state.epoch
     assert stopping.early_stopping_patience_counter == 0
+
+
+@pytest.mark.filterwarnings("ignore:the model is swept at its full width")
+@pytest.mark.filterwarnings("ignore:the model's initial weights are the same from every seed")
+def test_callbacks_read_that_the_best_weights_are_kept(tmp_path: Path) -> None:
+    """`EarlyStoppingCallback` warned in each heat of each trial that they are not."""
+    kept: list[bool] = []
+
+    class Noting(TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, args: Any, *_: Any, **__: Any) -> None:
+            kept.append(args.load_best_model_at_end)
+
+    args = arguments(tmp_path, load_best_model_at_end=True, eval_strategy="epoch", save_strategy="epoch")
+    tuned(gpt2, args, trainer_class=partial(Trainer, callbacks=[Noting()]), num_samples=1)
+    assert {*kept} == {True}
 
 
 @pytest.mark.slow
