@@ -284,6 +284,15 @@ def test_a_rule_can_wait_and_takes_in_as_many_as_it_likes(run: Run) -> None:
     assert sum(length == 3 for length in lengths(run).values()) >= 27 // 6
 
 
+@pytest.mark.usefixtures("one_process")
+def test_a_rule_that_waits_for_idle_devices_is_asked_also_when_time_is_up(run: Run, clock: Clock) -> None:
+    few = again(run, num_samples=3, time_budget_s=3.0)  # of which the two groups take more than half
+    sweep(few, Given([configs(FINALS[:3])]), Curves(few, clock=clock), Patient())
+    assert [n for n, standing in few.history.sweep.trials.items() if standing.dropped] == [1, 2]
+    assert [*few.history.sweep.training] == [0]
+    assert {few.history.epochs("sweep", n) for n in range(3)} == {1}
+
+
 class Stopped(Curves):
     """The process ends after so many groups."""
 

@@ -14,8 +14,8 @@ from torch import nn
 
 from hydro_rasda.common.heat_names import HEAT_NAMES, HeatName
 from hydro_rasda.common.trial import Trial
-from hydro_rasda.history.full_size import trained_spans
-from hydro_rasda.history.history import CALL, DONE, FINALISTS, History
+from hydro_rasda.history.full_size import found_early, trained_spans
+from hydro_rasda.history.history import CALL, DONE, ENTERED, FINALISTS, History
 from hydro_rasda.history.lines import Unit, failure_line, metric_lines
 from hydro_rasda.history.winner import best_of
 from hydro_rasda.run.run_folder import Store
@@ -89,6 +89,38 @@ def test_a_call_decides_anew_and_keeps_what_was_trained() -> None:
     assert [*history.sweep.waiting] == [0, 1, 2, 3]  # they have come there before
     assert [*history.sweep.training] == [4]
     assert history.sweep.trials[0].curve == {1: 0.5}, "the rule does not see what an earlier call trained beyond"
+
+
+def trained_early(number: int, settings: TuneConfig = SETTINGS) -> tuple[History, str]:
+    """A full-size training to epoch 4, with losses down to 0.25, that begins before the race; and its name."""
+    history, name = swept(settings), f"race/trial-{number}/to-4"
+    value = {"checkpoint": name, "early": True, "best": {"epoch": 4, "score": 0.25}}
+    history.take(name, Unit(value, scores("race", {number: {t: 1 / t for t in range(1, 5)}}), 8.0))
+    return history, name
+
+
+@pytest.mark.parametrize("entrants", [[0, 1], [1]])
+def test_a_training_that_began_early_counts_once_its_trial_enters_the_race(entrants: list[int]) -> None:
+    history, name = trained_early(0)
+    assert (history.epochs("race", 0), history.curve("race", 0), [*history.early]) == (0, {}, [0])
+    assert history.spent["race"] == 8.0
+    assert name not in history.released()
+    history.take(ENTERED, Unit(entrants))
+    assert (history.epochs("race", 0), 0 in history.checkpoints) == ((4, True) if 0 in entrants else (0, False))
+    assert [*history.released()] == ([] if 0 in entrants else [name])
+    assert not history.early
+    late = "race/trial-1/to-4"
+    value = {"checkpoint": late, "early": True}
+    history.take(late, Unit(value, scores("race", {1: dict.fromkeys(range(1, 5), 0.5)})))
+    assert history.curve("race", 1) == dict.fromkeys(range(1, 5), 0.5), "it has entered meanwhile"
+
+
+@pytest.mark.parametrize(("stop_at", "found"), [(0.25, [3]), (0.2, []), (None, [])])
+def test_a_training_that_began_early_may_find_what_is_asked_for(stop_at: float | None, found: list[int]) -> None:
+    history, _ = trained_early(3, replace(SETTINGS, stop_at=stop_at))
+    assert found_early(history) == found
+    history.take(FINALISTS, Unit([0, 1]))
+    assert found_early(history) == []
 
 
 def test_epochs_that_are_trained_again_replace_their_lines() -> None:

@@ -33,6 +33,15 @@ def test_bubbles_must_be_the_longer_the_more_guests_cost_the_host() -> None:
     assert math.isnan(asked_for(0.1, steps=CONTROL - 1).cost)  # there was no control step yet
 
 
+def test_shorter_bubbles_do_once_guests_cost_less() -> None:
+    guard, least = Guard(), []
+    for cost in (0.1, 0.0):
+        for _ in range(40 * CONTROL):
+            guard.saw(1 + cost * guard.lets_in)
+        least.append(guard.least)
+    assert least[0] > least[1] == SHORTEST_S
+
+
 def test_one_step_in_so_many_is_a_control_step() -> None:
     guard, let_in = Guard(), []
     for _ in range(3 * CONTROL):
@@ -52,3 +61,6 @@ def test_the_margin_grows_with_what_outlasts_a_bubble() -> None:
     for _ in range(100):
         margin.saw("step", 1.0, in_time=True)
     assert (margin.fits("step", 1.1), margin.fits("step", 1.09)) == (True, False)
+    for _ in range(10):
+        margin.saw("step", 1.0, in_time=False)
+    assert (margin.fits("step", 5.0), margin.fits("step", 4.99)) == (True, False)

@@ -86,5 +86,21 @@ def test_bad_input() -> None:
         Cluster.uniform(0)
     with pytest.raises(ValueError, match=r"`speed` is 0, but must be a number > 0"):
         NodeKind(1, 1, speed=0)
-    with pytest.raises(ValueError, match=r"`slow_share` is 1.5, but must be <= 1"):
-        Cluster((NodeKind(1, 4),), slow_share=1.5)
+    with pytest.raises(ValueError, match=r"`gpus` is 1000001, but must be at most 1000000"):
+        Cluster((NodeKind(1000, 1000), NodeKind(1, 1)))
+    for name in ("slow_share", "speed_spread"):
+        with pytest.raises(ValueError, match=f"`{name}` is 1.5, but must be <= 1"):
+            Cluster((NodeKind(1, 4),), **{name: 1.5})
+    for name in ("slow_share", "repair_seconds", "speed_spread", "launch_seconds", "staged_bytes"):
+        with pytest.raises(ValueError, match=f"`{name}` is inf, but must be finite"):
+            Cluster((NodeKind(1, 4),), **{name: math.inf})
+        with pytest.raises(ValueError, match=f"`{name}` is -1.0, but must be"):
+            Cluster((NodeKind(1, 4),), **{name: -1.0})
+    for name in ("storage", "slow_speed", "mtbf"):
+        with pytest.raises(ValueError, match=f"`{name}` is 0.0, but must be a number > 0"):
+            Cluster((NodeKind(1, 4),), **{name: 0.0})
+
+
+def test_the_least_and_the_most_that_a_cluster_may_have() -> None:
+    assert Cluster((NodeKind(1000, 1000),)).gpus == 1_000_000
+    assert Cluster((NodeKind(1, 1),), slow_share=1.0, speed_spread=1.0, repair_seconds=0.0).gpus == 1

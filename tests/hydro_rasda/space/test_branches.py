@@ -173,3 +173,8 @@ def test_tune_searches_branches(quick: Quick, searcher: str | None) -> None:
         frozenset({"lr", "optimizer", "beta1"}),
     }
     result.report(result.path / "report.html")
+
+
+def test_a_domain_may_stand_anywhere_in_a_tuple() -> None:
+    space = {"net": (choice([7]), 2, [3, choice([8])], (4, choice([9]), 5), choice([6]))}
+    assert sample(space, 1, 0) == [{"net": (7, 2, [3, 8], (4, 9, 5), 6)}]

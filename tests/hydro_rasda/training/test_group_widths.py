@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -30,7 +31,14 @@ from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run import cache
 from hydro_rasda.run.cache import WEEKS, cache_folder, remember
 from hydro_rasda.training import group_widths
-from hydro_rasda.training.group_widths import planned_widths, recall, widths_from
+from hydro_rasda.training.group_widths import (
+    _processor,
+    _widths,
+    of_trials,
+    planned_widths,
+    recall,
+    widths_from,
+)
 from tests.hydro_rasda.models import Config, mlp
 
 Pair = tuple[Tensor, Tensor]
@@ -268,6 +276,44 @@ def test_widths_where_fusing_loses() -> None:
     losing, paying = widths_from({1: 100.0, 2: 90.0, 4: 95.0}, most=1), widths_from({1: 100.0, 2: 130.0}, most=2)
     assert (losing.most, losing.least, losing.rate) == (1, 2, 100.0)
     assert (paying.most, paying.least, paying.rate) == (2, 2, 130.0)
+
+
+def test_where_there_is_less_memory_than_when_it_was_measured_a_narrower_group_trains() -> None:
+    throughput = {"1": 100.0, "2": 180.0, "4": 320.0, "8": 600.0}
+    measured = {"throughput": throughput, "width": 8, "fixed": 10.0, "each": 5.0}
+    most = {room: _widths(measured, room).most for room in (50.0, 49.9, 33.0, 32.9, 1.0)}
+    assert most == {50.0: 8, 49.9: 4, 33.0: 4, 32.9: 2, 1.0: 1}
+    assert _widths(None, math.inf) == Widths(1, assumed=True)
+
+
+def test_widths_of_models_become_widths_of_trials() -> None:
+    widths = Widths(10, 2, {1: 100.0, 5: 250.0, 10: 400.0}, compiled=2.0)
+    assert of_trials(widths, 1) is widths
+    several = of_trials(widths, 5)
+    assert (several.most, several.least, several.throughput) == (2, 1, {1: 50.0, 2: 80.0})
+    assert of_trials(replace(widths, least=6), 5).least == 2
+    assert of_trials(replace(widths, least=5), 5).least == 1
+    assert [*of_trials(replace(widths, most=9), 2).throughput] == [1, 2, 4]
+    few = of_trials(Widths(4, 2, {1: 100.0, 4: 200.0}), 5)
+    assert (few.most, few.least, few.throughput) == (1, 2, {1: 20.0})
+
+
+def test_a_processor_has_the_name_that_its_system_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(text: str | None) -> str:
+        def read(path: Path) -> str:
+            if text is None:
+                raise FileNotFoundError(path)
+            return text
+
+        monkeypatch.setattr(Path, "read_text", read)
+        return _processor.__wrapped__()
+
+    monkeypatch.setattr(platform, "machine", lambda: "a machine")
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    assert told("processor: 0\nmodel name\t: One 9000 \nmodel name\t: Two\n") == "One 9000"
+    assert told("processor: 0\n") == told(None) == "a machine"
+    monkeypatch.setattr(platform, "processor", lambda: "a processor")
+    assert told(None) == "a processor"
 
 
 def test_kinds_are_measured_beside_each_other(problem: Problem) -> None:
