@@ -113,7 +113,7 @@ class _Tracer:
             seeds=_seeds(self.module, tensors),
             attributes={key: self._expressions(value) for key, value in attributes.items()},
             sizes=self.sizes,
-            equations=tuple(guard for guard in guards if isinstance(guard, sympy.Eq)),
+            equations=tuple(_cancelled(guard) for guard in guards if isinstance(guard, sympy.Eq)),
             kept=self.fixes.reasons(raw, {name: tensors[name] for name, _ in self.module.named_parameters()}),
             stacks=_stacks(self.module, tensors),
         )
@@ -257,6 +257,16 @@ class _Inputs(nn.Module):
 
     def forward(self) -> Any:
         return call_model(self.module, self.batch)
+
+
+def _cancelled(equation: sympy.Eq) -> sympy.Eq:
+    """Divide an equation by the symbols that are factors of both sides: it does not restrict them.
+
+    An example is the number of queries in an attention, as a factor of the number of all elements.
+    """
+    common = set.intersection(*({*sympy.Mul.make_args(side)} for side in equation.args))
+    factor = sympy.Mul(*(symbol for symbol in common if symbol.is_Symbol))
+    return sympy.Eq(*(side / factor for side in equation.args), evaluate=False)
 
 
 def _stacks(module: nn.Module, tensors: Mapping[str, tuple[sympy.Expr, ...]]) -> frozenset[str]:
