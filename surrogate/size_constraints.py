@@ -311,7 +311,8 @@ def _may_be_size(layer: nn.Module, attribute: str, value: Any) -> bool:
     if type(layer).__module__.startswith("torch.nn."):
         depthwise = isinstance(layer, _ConvNd) and attribute == "groups" and value == layer.in_channels
         return depthwise or attribute in _SIZES_OF_TORCH_LAYERS
-    if value in {own.groups for own in layer.modules() if isinstance(own, _ConvNd) and own.groups < own.in_channels}:
+    grouped = {own.groups for own in layer.modules() if isinstance(own, _ConvNd) and own.groups < own.in_channels}
+    if value in grouped and "head" not in attribute:
         return False  # it shuffles the channels of these groups, whose number stays
     tensors = itertools.chain(layer.parameters(), layer.buffers())
     return any(size % value == 0 for tensor in tensors for size in tensor.shape)
