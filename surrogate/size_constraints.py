@@ -113,7 +113,7 @@ class _Tracer:
             seeds=_seeds(self.module, tensors),
             attributes={key: self._expressions(value) for key, value in attributes.items()},
             sizes=self.sizes,
-            equations=tuple(guard for guard in guards if isinstance(guard, sympy.Eq)),
+            equations=tuple(_cancelled(guard) for guard in guards if isinstance(guard, sympy.Eq)),
             kept=self.fixes.reasons(raw, {name: tensors[name] for name, _ in self.module.named_parameters()}),
             stacks=_stacks(self.module, tensors),
         )
@@ -265,6 +265,16 @@ class _Inputs(nn.Module):
         return call_model(self.module, self.batch)
 
 
+def _cancelled(equation: sympy.Eq) -> sympy.Eq:
+    """Divide an equation by the symbols that are factors of both sides: it does not restrict them.
+
+    An example is the number of queries in an attention, as a factor of the number of all elements.
+    """
+    common = set.intersection(*({*sympy.Mul.make_args(side)} for side in equation.args))
+    factor = sympy.Mul(*(symbol for symbol in common if symbol.is_Symbol))
+    return sympy.Eq(*(side / factor for side in equation.args), evaluate=False)
+
+
 def _stacks(module: nn.Module, tensors: Mapping[str, tuple[sympy.Expr, ...]]) -> frozenset[str]:
     other = (_ConvNd, nn.Bilinear)
     named = {name: module.get_submodule(name.rpartition(".")[0]) for name, sizes in tensors.items() if len(sizes) > 2}
@@ -307,7 +317,8 @@ def _may_be_size(layer: nn.Module, attribute: str, value: Any) -> bool:
     if type(layer).__module__.startswith("torch.nn."):
         depthwise = isinstance(layer, _ConvNd) and attribute == "groups" and value == layer.in_channels
         return depthwise or attribute in _SIZES_OF_TORCH_LAYERS
-    if value in {own.groups for own in layer.modules() if isinstance(own, _ConvNd) and own.groups < own.in_channels}:
+    grouped = {own.groups for own in layer.modules() if isinstance(own, _ConvNd) and own.groups < own.in_channels}
+    if value in grouped and "head" not in attribute:
         return False  # it shuffles the channels of these groups, whose number stays
     tensors = itertools.chain(layer.parameters(), layer.buffers())
     return any(size % value == 0 for tensor in tensors for size in tensor.shape)

@@ -314,6 +314,22 @@ class Bags(nn.Module):
         return out
 
 
+class Latents(nn.Module):
+    """Attention from learned queries, whose number no width decides (Jaegle et al. 2021)."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        width = round(64 * scale)
+        self.queries, self.first = nn.Parameter(torch.randn(12, width) / 8), nn.Linear(8, width)
+        self.attention = nn.MultiheadAttention(width, round(4 * scale), batch_first=True)
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = self.first(x)
+        out: Tensor = self.head(self.attention(self.queries.expand(len(x), -1, -1), keys, keys)[0]).mean(1)
+        return out
+
+
 class Maxout(nn.Module):
     """Each unit is the largest of three pieces (Goodfellow et al. 2013), by a quotient or by the width."""
 
@@ -406,6 +422,7 @@ EXACT: dict[str, tuple[Callable[[float], nn.Module], Tensor]] = {
     "experts, own rows": (lambda scale: Routed(scale, rows=True), ROWS),
     "experts, eight": (lambda scale: Routed(scale, rows=True, experts=8), ROWS),
     "experts, stacked": (StackedExperts, ROWS),
+    "latents": (Latents, SERIES),
     "maxout": (Maxout, SERIES),
     "shuffled channels": (Shuffled, IMAGES),
     "bags": (lambda scale: Bags(scale, offsets=False), TOKENS),

@@ -74,7 +74,7 @@ def _smoothed(
     rows_K = label_smoothing.lead(K).reshape(K, *[1] * target.dim())
     smoothing = rows_K.expand(K, target.shape[0] // K, *target.shape[1:]).flatten(0, 1)
     plain = at(0.0)
-    # If a logit is -inf, only members without smoothing have a finite loss, and 0 times infinity would be NaN.
+    # With a logit of -inf, only members without smoothing have a finite loss. In `lerp`, 0 times infinity would be NaN.
     return torch.where(smoothing == 0, plain, torch.lerp(plain, at(1.0), smoothing))
 
 

@@ -208,12 +208,19 @@ def test_members_in_turn_write_to_inputs_of_their_own() -> None:
     torch.testing.assert_close(out_K, torch.stack([model(x.clone()) for model in models]))
 
 
-def test_members_in_turn_compute_their_own_weights_where_torch_caches_them() -> None:
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_members_compute_their_own_weights_where_torch_caches_them(one_by_one: bool) -> None:
     models, x = [weight_norm(nn.Linear(3, 2)) for _ in range(3)], torch.randn(4, 3)
-    fused = fuse(models, one_by_one=True)
+    fused = fuse(models, one_by_one=one_by_one)
     with parametrize.cached():
-        out_K = fused(x)
-    torch.testing.assert_close(out_K, torch.stack([model(x) for model in models]))
+        both = torch.stack([fused(x), fused(x)])
+        fused.keep([1])
+        last = fused(x)
+        first = models[0](x)
+    alone = torch.stack([model(x) for model in models])
+    torch.testing.assert_close(first, alone[0])
+    torch.testing.assert_close(both, torch.stack([alone, alone]))
+    torch.testing.assert_close(last, alone[1:2])
 
 
 def test_a_failing_objective_leaves_the_model_usable() -> None:
