@@ -21,6 +21,7 @@ from fusion.keys import own_parts, read
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.heats.unused_keys import Unread, unread_of
 from hydro_rasda.history.lines import JournalLine, Unit, failure_line
+from hydro_rasda.history.scores import OWN_LOOP
 from hydro_rasda.problem.objective import reads_config, steering
 from hydro_rasda.problem.precision import as_given
 from hydro_rasda.problem.problem import Problem
@@ -57,7 +58,7 @@ def find_kinds(
         and their models are not built here. The unit's lines name the keys of each configuration that nothing reads.
     """
     if problem.is_own("sweep"):
-        found = dict.fromkeys((trial.number for trial in trials), _Kind("own loop"))
+        found = dict.fromkeys((trial.number for trial in trials), _Kind(OWN_LOOP))
     elif children:
         found = _found(
             problem,

@@ -20,7 +20,7 @@ from hydro_rasda.common.heat_names import HEAT_NAMES, HeatName
 from hydro_rasda.common.secret_masking import Place
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.history.lines import JournalLine, Unit, number_of
-from hydro_rasda.history.scores import Curves, averages_at, deciding_curve, goes_on
+from hydro_rasda.history.scores import OWN_LOOP, Curves, averages_at, deciding_curve, goes_on
 from hydro_rasda.history.unkept_values import changed, restored
 from hydro_rasda.schedulers import Continue, SweepState
 from hydro_rasda.schedulers.sweep_rule import Move, carry_out, move_of
@@ -458,7 +458,8 @@ class History(Curves):
             standing = heat.state.training.get(number)
             if standing is None or standing.goal is None or number in heat.copies:
                 continue
-            if not self.passed(name, number, goal := standing.goal):
+            is_own = heat.kinds.get(number) == OWN_LOOP
+            if not self.passed(name, number, goal := standing.goal, is_own=is_own):
                 continue
             if by_place:  # the heat is the sweep, because a run that compares by places has no middle heat
                 self._unplaced.add(goal)

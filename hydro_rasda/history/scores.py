@@ -16,6 +16,9 @@ from hydro_rasda.schedulers import final_score, rank
 from hydro_rasda.schedulers.sweep_state import End
 from hydro_rasda.settings.config import Mode, TuneConfig, averaged, unaveraged
 
+OWN_LOOP = "own loop"
+"""The kind (`FusedHeat.kinds`) of all trials of a sweep in which a function of the user trains."""
+
 
 class Curves:
     """The epochs that a run's trials have trained, and methods that answer questions about them.
@@ -102,10 +105,15 @@ class Curves:
             found[name] = self.score_of(line, there) if there in line else math.nan
         return found
 
-    def passed(self, heat: HeatName, number: int, epoch: int) -> bool:
-        """Tell whether a trial needs no training up to an epoch, because it trained that epoch, diverged or failed."""
+    def passed(self, heat: HeatName, number: int, epoch: int, *, is_own: bool = False) -> bool:
+        """Tell whether a trial needs no training up to an epoch, because it trained that epoch, diverged or failed.
+
+        Args:
+            is_own: True if a function of the user trains. It is not called again after a metric that is not finite.
+        """
         trained = self.line_at(heat, number, epoch) is not None
-        return trained or self.has_failed(heat, number) or self.diverged(heat, number)
+        lost = is_own and self.epochs(heat, number) > 0 and not math.isfinite(self.score(heat, number))
+        return trained or lost or self.has_failed(heat, number) or self.diverged(heat, number)
 
     def curve(self, heat: HeatName, number: int) -> dict[int, float]:
         """Return the metric by epoch; NaN if the trial had diverged or has no metric there."""

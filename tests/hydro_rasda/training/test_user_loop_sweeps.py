@@ -382,6 +382,30 @@ def test_a_trial_fails_alone(search: Callable[..., TuneResult], fault: str) -> N
     assert result.best_trial == _best_in_the_end(result)
 
 
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("rule", ["halving", "none"])
+def test_a_trial_that_diverges_between_rungs_is_lost_at_the_next(search: Callable[..., TuneResult], rule: Any) -> None:
+    """It ended the sweep, as if time were up, and when the call was repeated, it trained on."""
+    calls: list[str] = []
+
+    def diverges(worker: Worker) -> None:
+        calls.append(worker.trial)
+        if worker.trial != "2":
+            train(worker)
+        model = worker.model()
+        for reward in (-0.1, float("nan"), -0.1):
+            worker.report({"reward": reward}, {"model": model.state_dict()})
+
+    sweep = SweepConfig(grace_period=3, surrogate=1 / 4, rule=rule)
+    result = search(diverges, sweep=sweep)
+    assert result.finished
+    assert (result.trials[2].status, result.trials[2].sweep_epochs) == ("diverged", 2)
+    assert calls.count("2") == 1
+    calls.clear()
+    assert search(diverges, sweep=sweep).trials == result.trials
+    assert calls == []
+
+
 def test_if_all_fail_the_first_error_is_told(search: Callable[..., TuneResult]) -> None:
     with pytest.raises(AllTrialsFailed, match="ZeroDivisionError"):
         search(FAULTS["raises"][0])
