@@ -25,8 +25,7 @@ class _Wrapped(inspect.Signature):
             if parameter.kind is parameter.KEYWORD_ONLY and "*" not in shown:
                 shown.append("*")
             shown.append(str(parameter))
-        returns = "" if self.return_annotation is self.empty else f" -> {self.return_annotation}"
-        return "(\n" + "".join(f"    {line},\n" for line in shown) + f"){returns}"
+        return "(\n" + "".join(f"    {line},\n" for line in shown) + f") -> {self.return_annotation}"
 
 
 def readable(function: F) -> F:

@@ -1,11 +1,15 @@
 """Taking a module apart and putting it together again."""
 
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
 
 from fusion.structure.module_parts import (
     TensorTree,
     bound,
+    count_samples,
     materialize,
     named_tensors,
     non_persistent,
@@ -99,3 +103,16 @@ def test_names_that_modules_have_as_attributes() -> None:
     tree = TensorTree()
     tree.put("type.weight", nn.Parameter(torch.ones(2)))
     assert list(tree.state_dict()) == ["type.weight"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        ((torch.tensor(1.0), torch.ones(4, 2), torch.ones(3)), 4),
+        ({"name": "x", "inputs": [torch.ones(0, 2)]}, 0),
+        ((torch.tensor(1.0), "name", 5), 1),
+        (torch.ones(1, 7), 1),
+    ],
+)
+def test_the_first_tensor_with_an_axis_counts_the_samples(batch: Any, samples: int) -> None:
+    assert count_samples(batch) == samples

@@ -1,6 +1,6 @@
 import pytest
 
-from fusion.width.plan import FusionPlan, best_width, memory_limit, memory_line, next_width
+from fusion.width.plan import FusionPlan, best_width, is_clear, memory_limit, memory_line, next_width
 
 
 def plan(width: int, **changes: object) -> FusionPlan:
@@ -46,10 +46,28 @@ def test_a_last_width_that_is_almost_all_trials_is_all_of_them() -> None:
     assert next_width({16: 5.0}, trials=36) == 36
     assert next_width({16: 5.0}, trials=36, limit=33) == 32
     assert next_width({16: 5.0}, trials=44) == 32
+    assert (next_width({16: 5.0}, trials=40), next_width({16: 5.0}, trials=39)) == (32, 39)
+    assert next_width({16: 5.0}, trials=36, limit=36) == 36
+
+
+@pytest.mark.parametrize(
+    ("measured", "best", "clear"),
+    [
+        ([1.2, 1.3, 1.11, 1.2, 1.2], 1.0, True),
+        ([1.2, 1.3, 1.11, 1.2], 1.0, False),  # too few
+        ([1.2, 1.3, 1.09, 1.2, 1.2], 1.0, False),
+        ([0.8, 0.7, 0.89, 0.8, 0.8], 1.0, True),
+        ([0.8, 0.7, 0.91, 0.8, 0.8], 1.0, False),
+        ([0.8, 1.2, 0.8, 1.2, 0.8, 1.2], 1.0, False),
+    ],
+)
+def test_a_width_is_clear_if_all_measurements_agree(measured: list[float], best: float, clear: bool) -> None:
+    assert is_clear(measured, best) is clear
 
 
 def test_memory_line_recovers_a_line() -> None:
     assert memory_line({K: 1000 + 70 * K for K in (2, 4, 8, 16)}) == (1000, 70)
+    assert memory_line({K: 70 * K for K in (2, 4)}) == memory_line({4: 280}) == (0, 70)
 
 
 @pytest.mark.parametrize("peaks", [{2: 100, 4: 90}, {2: 10, 8: 100}])

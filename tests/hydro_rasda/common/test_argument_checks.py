@@ -14,7 +14,18 @@ import torch
 import fusion.argument_checks
 import surrogate.argument_checks
 from hydro_rasda.common import argument_checks
-from hydro_rasda.common.argument_checks import check_folder, check_int, check_mode, check_name, check_number
+from hydro_rasda.common.argument_checks import (
+    check_choice,
+    check_folder,
+    check_function,
+    check_int,
+    check_is,
+    check_mode,
+    check_name,
+    check_number,
+    check_path,
+    check_text,
+)
 
 
 def test_what_holds_passes() -> None:
@@ -55,6 +66,55 @@ def test_what_holds_passes() -> None:
 def test_a_wrong_type_and_a_wrong_value_are_refused_alike(check: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         check()
+
+
+RULE = "a function of one argument or three"
+VALUES: list[tuple[Callable[[Any], object], list[Any], list[Any], str]] = [
+    (lambda v: check_int("x", v, 1, at_most=3), [1, 3], [0, 4, None, 2.0], "an integer from 1 to 3"),
+    (lambda v: check_int("x", v, 1, optional=True), [None, 1, 10**9], [0, False], "None or an integer >= 1"),
+    (lambda v: check_number("x", v), [0, 0.0, math.inf], [-1e-9, None], "a number >= 0"),
+    (lambda v: check_number("x", v, above=0.5), [0.51, 1], [0.5, 0], "a number > 0.5"),
+    (lambda v: check_is("x", v, str), ["", "a"], [b"a", None, ["a"]], "of the class str"),
+    (lambda v: check_is("x", v, str, several=True), [[], ["a"], ("a", "b")], ["a", {"a"}, None], "a list of strs"),
+    (lambda v: check_path("x", v), ["a", Path("a"), "a" * 4095], [b"a", 3, "a\0", "a" * 4096], "a path"),
+    (lambda v: check_choice("x", v, ["a", "b"]), ["a", "b"], ["c", "", ["a"], None], "one of ('a', 'b')"),
+    (lambda v: check_text("x", v), ["a"], ["", None, 3], "a text"),
+    (lambda v: check_text("x", v, optional=True), ["a", None], ["", 3, b"a"], "None or a text"),
+    (
+        lambda v: check_name("x", v),
+        ["a", "...", "ä" * 127, "a" * 255],
+        ["", ".", "..", "a/b", "a\0", 3, "ä" * 128, "a" * 256],
+        "a folder's name of at most 255 bytes, without '/'",
+    ),
+    (
+        lambda v: check_function("x", v, 1, 3, rule=RULE),
+        [len, lambda a: a, lambda a, b, c: a, lambda *a: a, lambda a, b=0: a],
+        [lambda: 0, lambda a, b: a, lambda a, b, c, d: a, int, type("Of", (), {}), 3, None],
+        RULE,
+    ),
+    (
+        lambda v: check_function("x", v, 1, rule=RULE, or_class=True),
+        [len, type("Of", (), {"__init__": lambda self, a: None})],
+        [type("Of", (), {}), lambda a, b: a],
+        RULE,
+    ),
+]
+
+
+@pytest.mark.parametrize(("check", "right", "wrong", "rule"), VALUES)
+def test_each_rule_says_what_holds(
+    check: Callable[[Any], object], right: list[Any], wrong: list[Any], rule: str
+) -> None:
+    for value in right:
+        check(value)
+    for value in wrong:
+        with pytest.raises(ValueError, match=f"^`x` is .*, but must be {re.escape(rule)}"):
+            check(value)
+
+
+def test_an_item_of_a_wrong_class_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^`x\[1\]` is 3, but must be of the class str"):
+        check_is("x", ["a", 3], str, several=True)
 
 
 def test_a_link_that_leads_to_nothing_is_named(tmp_path: Path) -> None:

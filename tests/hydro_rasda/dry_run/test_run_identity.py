@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from hydro_rasda import RaceConfig, RunExists, TuneResult, load
-from hydro_rasda.run.fingerprint import BYTES, content, data_digest, digest, parameters, unchanged
+from hydro_rasda.run.fingerprint import BYTES, content, data_digest, digest, parameters, spread_indices, unchanged
 from hydro_rasda.run.resume_rules import differences, scored_otherwise, set_aside
 from tests.hydro_rasda.models import counted, mlp
 
@@ -454,3 +454,8 @@ def test_another_python_makes_functions_look_different() -> None:
     for made in ("loaders from make", "Mine of 8"):
         assert not scored_otherwise(was, other | {"val_data": made})
         assert scored_otherwise(was, other | {"val_data": made, "python": was["python"]})
+
+
+def test_spread_indices_begin_with_the_first_and_end_with_the_last() -> None:
+    found = [[*spread_indices(length, count)] for length, count in ((0, 5), (5, 5), (6, 5), (101, 5), (9, 2), (9, 1))]
+    assert found == [[], [0, 1, 2, 3, 4], [0, 1, 2, 3, 5], [0, 25, 50, 75, 100], [0, 8], [0]]

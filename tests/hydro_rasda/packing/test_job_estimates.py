@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from hydro_rasda.packing import Estimate, Task
+from hydro_rasda.packing import Device, Estimate, Task, nvml
 from hydro_rasda.packing.job_estimates import Estimates
+from hydro_rasda.packing.packer import Packer
 from hydro_rasda.schedulers import Job
 from hydro_rasda.schedulers.packing_policy import GUESS, MARGIN
 
@@ -69,3 +72,37 @@ def test_what_one_call_learnt_holds_in_the_next_until_it_is_measured_again() -> 
     second.learn(task("f"), Estimate(memory=10))
     assert second.of(task("c")) == Job("c", MARGIN * 10, MARGIN * 0.25, 30, "kind")
     assert Estimates(second.learnt()).learnt() == second.learnt()
+
+
+class Running:
+    """A job on a GPU that holds `now` bytes; None if the driver does not tell."""
+
+    def __init__(self, device: Device, expected: float, now: float | None = None) -> None:
+        self.device, self.expected, self.untold, self.now = device, expected, now is None, now or 0.0
+
+    def holds(self, memory: float) -> None:
+        self.now = memory
+
+
+@pytest.mark.parametrize(
+    ("used", "now", "held"),
+    [
+        (1000.0, [300.0, None, None], [300, 200, 400]),
+        (1000.0, [None, None, None], [225, 225, 450]),
+        (1000.0, [300.0, 100.0, None], [300, 100, 500]),
+        (300.0, [300.0, None, None], [300, 0, 0]),
+        (1000.0, [300.0, 100.0, 50.0], [300, 100, 50]),
+    ],
+)
+def test_jobs_share_what_their_gpu_holds_if_its_driver_does_not_tell_whose_it_is(
+    used: float, now: list[float | None], held: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In proportion to what they are expected to take. 100 bytes were in use before the first of them."""
+    monkeypatch.setattr(nvml, "used_memory", lambda gpu: used)
+    device, other = (Device(name, 1e9, 1.0, gpu=name) for name in ("GPU-0", "GPU-1"))
+    packer: Any = Packer.__new__(Packer)
+    packer._before = {"GPU-0": 100.0}
+    jobs = [Running(device, expected, of) for expected, of in zip((10.0, 10.0, 20.0), now)]
+    packer.running = dict(enumerate([*jobs, Running(other, 10.0, 7.0)]))
+    packer._share_out(device)
+    assert [job.now for job in packer.running.values()] == [*held, 7.0]

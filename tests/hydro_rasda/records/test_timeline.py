@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.history.lines import JournalLine, Unit, failure_line, metric_lines
-from hydro_rasda.records.timeline import Best, Training, best_over_time, trainings
+from hydro_rasda.records.timeline import Best, Training, best_over_time, busy_share, trainings
+from hydro_rasda.settings.config import Mode
 from tests.hydro_rasda.records.test_report import RECORD
 
 
@@ -48,6 +51,46 @@ def test_epochs_since_the_last_checkpoint_count_while_the_run_goes_on(ended: boo
     }
     found = best_over_time(units, replace(RECORD, ended=ended))
     assert found == {"race": [*([] if ended else [Best(10.0, 0.5, 0, 1)]), Best(20.0, 0.4, 1, 1)]}
+
+
+@pytest.mark.parametrize(
+    ("spans", "share"),
+    [
+        ([(0.0, 10.0), (5.0, 15.0), (20.0, 30.0)], 25 / 30),
+        ([(20.0, 30.0), (0.0, 10.0), (5.0, 15.0)], 25 / 30),
+        ([(0.0, 20.0), (5.0, 10.0), (15.0, 20.0)], 1.0),
+        ([(10.0, 20.0), (30.0, 40.0)], 2 / 3),
+        ([(3.0, 3.0)], 1.0),
+        ([], math.nan),
+    ],
+)
+def test_the_busy_share_is_that_of_the_time_in_which_any_trained(
+    spans: list[tuple[float, float]], share: float
+) -> None:
+    trained = [Training("race", (n,), 0, 1, began, ended) for n, (began, ended) in enumerate(spans)]
+    assert busy_share(trained) == pytest.approx(share, nan_ok=True)
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_only_scores_that_were_better_than_all_before_are_listed(mode: Mode) -> None:
+    sign = 1.0 if mode == "min" else -1.0
+    told: list[tuple[HeatName, float, float]] = [
+        ("sweep", 30.0, 0.2),
+        ("sweep", 10.0, 0.5),
+        ("sweep", 20.0, 0.5),
+        ("sweep", 25.0, math.nan),
+        ("sweep", 40.0, 0.3),
+        ("race", 50.0, 0.9),
+    ]
+    units = {
+        f"{heat}/to-1/from-0/group-{at}": Unit(None, metric_lines(heat, 0, [(1, {"val_loss": sign * score})]), at=at)
+        for heat, at, score in told
+    }
+    found = best_over_time(units, replace(RECORD, mode=mode))
+    assert {heat: [(best.seconds, best.score) for best in of] for heat, of in found.items()} == {
+        "sweep": [(10.0, sign * 0.5), (30.0, sign * 0.2)],
+        "race": [(50.0, sign * 0.9)],
+    }
 
 
 def test_the_groups_of_a_task_trained_beside_each_other() -> None:

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from hydro_rasda.run.time_left import LEAST_NEWS, OVERHEAD, Piece, TimeLeft
+from hydro_rasda.run.time_left import LEAST_NEWS, OVERHEAD, Piece, TimeLeft, roughly
 
 
 def planned(sweep: float = 0.1, full: float = 2.0) -> TimeLeft:
@@ -116,3 +116,9 @@ def test_more_epochs_than_planned_leave_nothing() -> None:
     left.advance(150, 30.0)
     assert left.foreseen() == 0.0
     assert left.left(30.0) == 0.0
+
+
+def test_an_estimated_time_is_told_in_one_unit() -> None:
+    seconds = (0.4, 119.4, 120, 7_199, 7_200, 172_799, 172_800, 1_000_000)
+    told = ("0 s", "119 s", "2 min", "120 min", "2 h", "48 h", "2 d", "12 d")
+    assert tuple(map(roughly, seconds)) == told

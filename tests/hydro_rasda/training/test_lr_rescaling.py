@@ -112,6 +112,10 @@ def test_bad_input() -> None:
         lr_factor(2, "auto", torch.optim.LBFGS(parameter()))
     with pytest.raises(ValueError, match="`warmup_steps` is -1, but must be an integer >= 0"):
         RescaledLR(Adam(parameter()), 2, warmup_steps=-1)
+    states: list[Any] = [{"start": 1.0}, ["start", "target", "steps", "done"], {}, "state"]
+    for state in states:
+        with pytest.raises(ValueError, match=r"`state` is .*, but must be None, or what `state_dict` gave"):
+            RescaledLR(Adam(parameter()), 2, state=state)
 
 
 def test_the_warmup_is_that_of_schedules() -> None:
