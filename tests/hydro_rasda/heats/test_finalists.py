@@ -340,6 +340,17 @@ def test_a_call_with_more_time_can_go_on_with_the_sweep(open_swept: Callable[[],
     assert not run.store.has("sweep/to-2/from-0/group-0")
 
 
+def test_who_has_a_checkpoint_of_fewer_epochs_than_the_journal_starts_anew(open_swept: Callable[[], Run]) -> None:
+    """Its later checkpoint was lost, and time ran out before its epochs were trained again."""
+    run = open_swept()
+    again = "sweep/to-1/from-0/group-0"
+    run.store.save(again, run.store.load("sweep/to-2/from-0/group-0", device=run.problem.device))
+    run.record(again, Unit({"members": [0, 1], "stop": 1, "behind": {"0": 1}}))
+    hand_over(run, [0, 1])
+    assert run.history.curve("race", 0) == {}
+    assert run.history.curve("race", 1) == {1: 0.3, 2: 0.2}
+
+
 def test_who_trained_on_or_failed_since_stays_as_it_is(open_swept: Callable[[], Run]) -> None:
     run = open_swept()
     hand_over(run, [0, 1])

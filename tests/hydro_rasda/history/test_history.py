@@ -115,6 +115,19 @@ def test_a_training_that_began_early_counts_once_its_trial_enters_the_race(entra
     assert history.curve("race", 1) == dict.fromkeys(range(1, 5), 0.5), "it has entered meanwhile"
 
 
+def test_a_decision_says_nothing_of_a_trial_that_an_earlier_race_trained_further() -> None:
+    history = swept()
+    history.take(ENTERED, Unit([0, 1]))
+    history.take("race/begin/of-2-a", Unit([[0, 4], [1, 4]]))
+    for number, epoch in ((0, 4), (1, 8)):
+        key = f"race/trial-{number}/to-{epoch}"
+        lines = scores("race", {number: {t: 1 / t for t in range(1, epoch + 1)}})
+        history.take(key, Unit({"checkpoint": key}, lines))
+    history.take("race/to-4/kept/of-2-b", Unit([[0, 8], [1, None]]))
+    assert history.decided == {0: True}
+    assert history.race.trials[1].dropped
+
+
 @pytest.mark.parametrize(("stop_at", "found"), [(0.25, [3]), (0.2, []), (None, [])])
 def test_a_training_that_began_early_may_find_what_is_asked_for(stop_at: float | None, found: list[int]) -> None:
     history, _ = trained_early(3, replace(SETTINGS, stop_at=stop_at))
