@@ -72,8 +72,14 @@ def test_a_parameter_may_decide_for_itself_fused_too() -> None:
     vars(wrong.get_parameter("0.bias"))["use_muon"] = True
     with pytest.raises(ValueError, match=r"`0\.bias\.use_muon` is True, but must be .* real 2-D parameters"):
         hidden_matrices(wrong)
+
+
+@pytest.mark.parametrize(
+    "module", [nn.Linear(4, 4), nn.Embedding(4, 4), nn.LayerNorm(4)], ids=["readout", "rows", "1-D"]
+)
+def test_a_model_without_hidden_matrices_needs_another_optimizer(module: nn.Module) -> None:
     with pytest.raises(ValueError, match="`optimizer` is 'muon', but must be another one for a model without hidden"):
-        fused_optimizer(fuse([nn.Linear(4, 4)] * 2), [{"optimizer": "muon", "lr": 0.1}] * 2)
+        fused_optimizer(fuse([module] * 2), [{"optimizer": "muon", "lr": 0.1}] * 2)
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (4, 9), (9, 4)])
