@@ -256,10 +256,16 @@ def missing(row: Row) -> list[str]:
 
 
 def of_cells(folder: Path) -> list[Row]:
-    """Read rows of wide tasks from cells of `benchmarks.vs_asha`: test scores of `tune` and of ASHA in one process."""
+    """Read rows of wide tasks from cells of `benchmarks.vs_asha`: test scores of `tune` and of ASHA in one process.
+
+    Only seeds that both have searched count.
+    """
     rows: list[Row] = []
     for path in sorted(folder.glob("wide_*-asha-*.json")):
-        cell, own = read(path), read(path.with_name(path.name.replace("asha", "tune")))
+        ours = path.with_name(path.name.replace("asha", "tune"))
+        if not ours.exists():
+            continue
+        cell, own = read(path), read(ours)
         row = {name: cell[name] for name in ("task", "seed", "mode")}
         row |= {"seconds": own["wall"], OURS: own["winner"]["test"]}
         asha = _epochs(cell)
