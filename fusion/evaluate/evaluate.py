@@ -87,7 +87,7 @@ def at_once(
 
     over_members = torch.func.vmap(each, randomness="error")
     try:
-        with mode, functions_member_by_member(streams), no_warnings_of_loops(), parameter_lists, _no_weights_cached():
+        with mode, functions_member_by_member(streams), no_warnings_of_loops(), _own_tensors():
             result, rebound = over_members(readable(tensors), scalars_K, index_K, [*rows_K])
     except RuntimeError as error:
         error.add_note("If one module alone runs, vmap cannot follow it: call `fusion.dry_run`, which finds a way.")
@@ -99,7 +99,7 @@ def _alone(
     one: One, tensors: Mapping[str, Tensor], streams: Streams, rows_K: Sequence[Tensor]
 ) -> tuple[Any, Mapping[str, Tensor]]:
     """Call `one` for a single member on views of `tensors`, [1, ...] each, so that writes into buffers reach them."""
-    with streams.drawn_from(0), parameter_lists, _no_weights_cached():
+    with streams.drawn_from(0), _own_tensors():
         own = {name: tensor.squeeze(0) for name, tensor in tensors.items()}
         result, rebound = one(own, {}, [row.squeeze(0) for row in rows_K])
         _take_data(tensors, own, 0, hooks=0)
@@ -135,7 +135,7 @@ def in_turn(
         # backward passes of the others.
         copies = {name: buffer[k].clone() for name, buffer in buffers.items()}
         scalars = {path: value.tolist()[k] for path, value in settings.values_K.items()}
-        with streams.drawn_from(k), parameter_lists, _no_weights_cached():
+        with streams.drawn_from(k), _own_tensors():
             result, rebound = one({**own, **copies}, scalars, [row[k] for row in rows_K])
         _take_data(parameters, own, k, hooks=1)
         results.append(tree_map(_as_tensor, result))
@@ -144,11 +144,15 @@ def in_turn(
 
 
 @contextmanager
-def _no_weights_cached() -> Iterator[None]:
-    """Empty the cache of `parametrize.cached` before and after: in it, all copies of a module share their weights."""
+def _own_tensors() -> Iterator[None]:
+    """Let a module use its member's own tensors, also in slices of an `nn.ParameterList` and in `parametrize.cached`.
+
+    In the cache, all copies of a module would share their weights. So it is emptied before and after.
+    """
     parametrize._cache.clear()
     try:
-        yield
+        with parameter_lists:
+            yield
     finally:
         parametrize._cache.clear()
 

@@ -13,7 +13,8 @@ from hydro_rasda.contracts import Task
 from hydro_rasda.history.full_size import trained_spans
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import RASDA, Growth
-from hydro_rasda.training.worker_reports import SCALING_EFFICIENCY, noise_in_workers
+from hydro_rasda.settings.config import SCALING_EFFICIENCY
+from hydro_rasda.training.worker_reports import noise_in_workers
 
 
 class WorkerNumbers:

@@ -67,6 +67,15 @@ def sweep_milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
     return (first, *(stop for stop in later if stop * factor <= max_t))
 
 
+def first_look(grace_period: int | None, max_t: int) -> int:
+    """Return the epoch at which a race first stops finalists: `grace_period`, or half of `max_t`, rounded up.
+
+    >>> first_look(None, 27), first_look(3, 27)
+    (14, 3)
+    """
+    return grace_period or math.ceil(max_t / 2)
+
+
 def race_milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
     """Return the milestones of a race. They include its last look, if there is one (see `last_look`).
 

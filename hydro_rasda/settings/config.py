@@ -21,7 +21,7 @@ from hydro_rasda.common.argument_checks import (
 )
 from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.seeds import MOST_SEED
-from hydro_rasda.schedulers.milestones import last_look, milestones, race_milestones, sweep_milestones
+from hydro_rasda.schedulers.milestones import first_look, last_look, milestones, race_milestones, sweep_milestones
 from hydro_rasda.schedulers.named_rules import RULES, RuleName
 from hydro_rasda.schedulers.pareto import Spread
 from hydro_rasda.schedulers.ranking import Mode as Mode
@@ -383,7 +383,7 @@ class TuneConfig:
     @property
     def first_look(self) -> int:
         """Epoch at which the race first stops finalists: `race.grace_period`, or half of `max_t`, rounded up."""
-        return self.race.grace_period or math.ceil(self.max_t / 2)
+        return first_look(self.race.grace_period, self.max_t)
 
     @property
     def sweep_milestones(self) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from statistics import mean, median
 
 from hydro_rasda.common.argument_checks import check_is, check_number, require
 from hydro_rasda.schedulers import RASDA
+from hydro_rasda.schedulers.milestones import first_look
 from hydro_rasda.simulator.cluster import Cluster
 from hydro_rasda.simulator.engine import Simulation
 from hydro_rasda.simulator.outcome import Outcome, Spending, spending
@@ -211,7 +212,7 @@ def _full_size(run: PastRun, scenario: Scenario) -> AnyPlan:
     """Return the RASDA of `tune(backend="ray")` after a sweep: the run's settings, unless the scenario changes them."""
     before = run.settings["rasda"]
     max_t = scenario.max_t or int(run.settings["max_t"])
-    grace = scenario.grace_period or before.get("grace_period") or math.ceil(max_t / 2)
+    grace = first_look(scenario.grace_period or before.get("grace_period"), max_t)
     return Plan(
         RASDA(
             max_t,

@@ -21,6 +21,7 @@ from hydro_rasda.history.history import FULL_TRAINING
 from hydro_rasda.history.lines import EpochTold
 from hydro_rasda.problem.precision import loss_scale
 from hydro_rasda.problem.problem import Problem
+from hydro_rasda.settings.config import HISTORY
 from hydro_rasda.training.best_weights import epochs_since
 from hydro_rasda.training.cuda_graphs import records, with_graphs
 from hydro_rasda.training.distributed import Store
@@ -30,7 +31,7 @@ from hydro_rasda.training.lr_rescaling import Rule
 from hydro_rasda.training.single_learner import SingleLearner
 from hydro_rasda.training.user_loop import Over, SpanWorker, train_own, train_own_on_rank
 from hydro_rasda.training.worker import Worker
-from hydro_rasda.training.worker_reports import EPOCH_SECONDS, HISTORY
+from hydro_rasda.training.worker_reports import EPOCH_SECONDS
 
 
 def full_size_learner(problem: Problem, trial: Trial, shard: Shard = ALONE) -> SingleLearner:
@@ -147,7 +148,7 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
 
     Training ends earlier if the loss is not finite, if patience runs out, or if `stop_at` is reached. The worker's data
     are the problem, and its configuration is `{"trial": number, "config": {hyperparameters}}`. After each epoch, the
-    worker reports the metrics of `train_epochs` and the keys of `worker_reports`, with `SingleLearner.state` as its
+    worker reports the metrics of `train_epochs` and the keys of `HISTORY`, with `SingleLearner.state` as its
     state.
 
     `batch_size` of the configuration is the global batch of the trial's first workers, so that they train as one

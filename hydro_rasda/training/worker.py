@@ -16,12 +16,12 @@ from torch.utils.data import Dataset, DistributedSampler
 
 from hydro_rasda.common.argument_checks import check_flag, check_int, require
 from hydro_rasda.data import MOST_EXAMPLES, Shard
-from hydro_rasda.settings.config import GLOBAL_BATCH
+from hydro_rasda.settings.config import GLOBAL_BATCH, NOISE_SCALE, SCALING_EFFICIENCY
 from hydro_rasda.training.distributed import average_statistics
 from hydro_rasda.training.gradient_noise import GradientNoise
 from hydro_rasda.training.lr_rescaling import RescaledLR, Rule
 from hydro_rasda.training.width_scaled_rates import WidthScaledRates
-from hydro_rasda.training.worker_reports import NOISE_SCALE, SCALING_EFFICIENCY, StepTimes
+from hydro_rasda.training.worker_reports import StepTimes
 
 # `batches` multiplies the seed and adds the iteration; the result must fit the 64 bits of torch's seeds.
 _LARGEST_SEED = 2**40

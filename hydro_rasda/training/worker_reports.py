@@ -11,10 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.schedulers import parallel_efficiency
-from hydro_rasda.settings.config import GLOBAL_BATCH
-from hydro_rasda.settings.config import HISTORY as HISTORY
-from hydro_rasda.settings.config import NOISE_SCALE as NOISE_SCALE
-from hydro_rasda.settings.config import SCALING_EFFICIENCY as SCALING_EFFICIENCY
+from hydro_rasda.settings.config import GLOBAL_BATCH, NOISE_SCALE
 
 if TYPE_CHECKING:
     import torch

@@ -154,7 +154,7 @@ def _start_fork_server(path: str) -> None:
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
     with open(f"{path}.log", "ab") as log:
-        # By `pass_fds`, the server inherits the lock, and holds it until it ends.
+        # The server inherits the lock through `pass_fds`, and holds it until it ends.
         subprocess.run(
             command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(lock,), check=True
         )

@@ -151,15 +151,20 @@ class RungHistory:
     def append(self, entry: JournalEntry) -> None:
         """Append a report to the file. If the storage cannot append, write the whole file, but only at milestones."""
         self.entries.append(entry)
+        if not self._appended(_line(entry)) and entry.milestone is not None:
+            self._write(self.entries)
+
+    def _appended(self, line: bytes) -> bool:
+        """Append a line to the file. Return False, and leave the file as it is, if the storage cannot append."""
+        # Some of fsspec's file systems, such as gcsfs, overwrite a file that is opened to append to it.
+        if self._filesystem.type_name.startswith("py::fsspec"):
+            return False
         try:
-            # Some of fsspec's file systems, such as gcsfs, overwrite a file that is opened to append to it.
-            if self._filesystem.type_name.startswith("py::fsspec"):
-                raise NotImplementedError
             with self._filesystem.open_append_stream(self._path) as stream:
-                stream.write(_line(entry))
+                stream.write(line)
         except NotImplementedError:
-            if entry.milestone is not None:
-                self._write(self.entries)
+            return False
+        return True
 
     def _write(self, entries: Iterable[JournalEntry]) -> None:
         with self._filesystem.open_output_stream(self._path) as stream:

@@ -19,7 +19,8 @@ from ray.tune.experiment import Trial
 
 from hydro_rasda.backends.ray.report_journal import JournalEntry
 from hydro_rasda.schedulers import RASDA, Growth, MilestoneBarrier
-from hydro_rasda.training.worker_reports import EPOCH_SECONDS, NOISE_SCALE, SCALING_EFFICIENCY, noise_in_workers
+from hydro_rasda.settings.config import NOISE_SCALE, SCALING_EFFICIENCY
+from hydro_rasda.training.worker_reports import EPOCH_SECONDS, noise_in_workers
 
 
 class WaitingQueue:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hydro_rasda.records.records import COLUMNS, NO_METRICS, by_heat
 from hydro_rasda.results import Cost, TrialRecord
-from hydro_rasda.training.worker_reports import HISTORY
+from hydro_rasda.settings.config import HISTORY
 
 
 def test_spared_seconds() -> None:
