@@ -148,8 +148,7 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
 
     Training ends earlier if the loss is not finite, if patience runs out, or if `stop_at` is reached. The worker's data
     are the problem, and its configuration is `{"trial": number, "config": {hyperparameters}}`. After each epoch, the
-    worker reports the metrics of `train_epochs` and the keys of `HISTORY`, with `SingleLearner.state` as its
-    state.
+    worker reports the metrics of `train_epochs` and the keys of `HISTORY`, with `SingleLearner.state` as its state.
 
     `batch_size` of the configuration is the global batch of the trial's first workers, so that they train as one
     process would. When workers are added, each rank keeps its batch, so that the global batch grows (to the nearest
