@@ -68,6 +68,11 @@ def tied(tie: bool) -> nn.Module:
     return module
 
 
+def in_order(*places: int) -> nn.Module:
+    layers = nn.Linear(3, 3), nn.Linear(3, 3)
+    return nn.Sequential(*(layers[place] for place in places))
+
+
 class Raw:
     __slots__ = ("value",)
 
@@ -140,6 +145,7 @@ EQUAL: list[tuple[nn.Module, nn.Module]] = [
     (Block(held=Cooked(2)), Block(held=Cooked(2))),
     (nn.LSTM(2, 3), nn.LSTM(2, 3)),
     (tied(True), tied(True)),
+    (in_order(0, 1, 0), in_order(0, 1, 0)),
 ]
 
 DIFFERENT: list[tuple[nn.Module, nn.Module, str]] = [
@@ -167,6 +173,7 @@ DIFFERENT: list[tuple[nn.Module, nn.Module, str]] = [
     (local(0.1), local(0.2), r"type.forward.captured\[\d+\]: \('float', '0.2'\)"),
     (local(0.1, limit=1), local(0.1, limit=2), r"type.limit.captured.*\['limit'\]"),
     (tied(True), tied(False), "1.weight"),
+    (in_order(0, 1, 0), in_order(0, 1, 1), "modules"),
     (nn.Linear(2, 3), nn.Linear(2, 3).double(), "weight: dtype torch.float64 against torch.float32; bias: dtype"),
     (nn.Linear(2, 3), nn.Linear(2, 4), r"weight: shape \(4, 2\) against \(3, 2\); bias: shape"),
     (nn.PReLU(), nn.PReLU().requires_grad_(False), "weight: requires_grad False against True"),

@@ -92,6 +92,19 @@ def test_a_width_is_measured_until_it_is_clear_how_it_compares(
     assert list(collections.Counter(fused).values()) == rounds
 
 
+def test_a_trial_alone_is_what_groups_are_compared_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    step = probe._Trials.step
+
+    def noted(self: Any, width: int, parts: int = 1) -> Any:
+        asked.append(width)
+        return step(self, width, parts)
+
+    monkeypatch.setattr(probe._Trials, "step", noted)
+    assert 1 in plan_fusion(*trials(4), loss, BATCH, memory=2**33, seconds=0.05).throughput
+    assert asked[0] == 1
+
+
 class Compiled:
     """Stands for a step that is compiled on a machine with a compiler, and with none is not."""
 
