@@ -171,8 +171,9 @@ def test_epochs_on_ray_count_in_seconds_of_one_worker(tmp_path: Path) -> None:
 def test_restarts_are_what_lies_between_two_sizes_of_a_trial(tmp_path: Path) -> None:
     """The clock of a store runs on, so that gaps are short; a trial that keeps its workers has none."""
     with Store.open(tmp_path / "run", ASKED, "auto") as store:
-        for stop, workers in ((1, 1), (2, 2), (3, 2), (4, 4)):
-            train(store, 0, stop, each=0.0, start=stop - 1, workers=workers)
+        for number, sizes in enumerate(((1, 2, 2, 4), (1, 1, 1, 1))):
+            for stop, workers in enumerate(sizes, start=1):
+                train(store, number, stop, each=0.0, start=stop - 1, workers=workers)
     run = read_past_run(tmp_path / "run")
     assert run.resizes == 2
     assert run.restart_seconds is not None

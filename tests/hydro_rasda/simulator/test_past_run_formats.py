@@ -132,6 +132,16 @@ def test_an_experiment_of_ray_tune(tmp_path: Path) -> None:
     assert (run.restart_seconds, run.resizes) == (165 - 140 - 5, 1)
 
 
+@pytest.mark.parametrize("without", [0, 1])
+def test_a_restart_of_which_a_report_has_no_time_is_not_counted(tmp_path: Path, without: int) -> None:
+    lines = [json.loads(report(1, 3.0, 10, 110, first=True)), json.loads(report(2, 2.0, 25, 140, 2, first=True))]
+    del lines[without]["timestamp"]
+    (tmp_path / "train_0").mkdir()
+    (tmp_path / "train_0" / "result.json").write_text("\n".join(map(json.dumps, lines)))
+    run = read_past_run(tmp_path, "loss", "min")
+    assert (run.restart_seconds, run.resizes) == (None, 0)
+
+
 def test_nested_metrics_of_ray_tune_have_the_names_that_its_schedulers_know(tmp_path: Path) -> None:
     for name in ("a", "b"):
         lines = [{**json.loads(report(t, 0.0, 10, 10 * t)), "val": {"loss": 3.0 - t, "hits": t}} for t in (1, 2)]
