@@ -62,6 +62,14 @@ def test_a_key_that_nothing_reads_may_have_a_slash() -> None:
     assert unread.used == {"lr": 0.1, "net/c": 3}
 
 
+def test_metrics_are_those_of_the_model_that_is_kept() -> None:
+    trained = (("sweep", 1, 0.9), ("sweep", 2, 0.8), ("race", 1, 0.6), ("race", 2, 0.4), ("race", 3, 0.5))
+    lines = tuple({"heat": heat, "epoch": epoch, "val_loss": loss} for heat, epoch, loss in trained)
+    record = replace(RECORD, history=lines, sweep_epochs=2, epochs=3, kept_epoch=2)
+    assert record.metrics == {"val_loss": 0.4}
+    assert replace(record, history=lines[:2], epochs=0, kept_epoch=0).metrics == {"val_loss": 0.8}
+
+
 def test_what_workers_report_of_themselves_is_no_metric() -> None:
     assert ("heat", "epoch", *HISTORY) == NO_METRICS
     line = dict.fromkeys(HISTORY, 2.0) | {"heat": "sweep", "epoch": 1, "reward": 3.0, "val_loss": None}
