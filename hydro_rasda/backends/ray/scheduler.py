@@ -161,8 +161,19 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         """Give a new trial its first number of workers, and a restored trial the number with which it continues."""
+        if self._refusal is not None:
+            raise self._refusal
+        try:
+            self._add(tune_controller, trial)
+        except Exception as error:
+            # Ray only logs an error while it restores an experiment. Then it would wait forever for the trials that it
+            # has not restored, and would save a state without them. So `choose_trial_to_run` raises the error again.
+            self._refusal = error
+            raise
+
+    def _add(self, tune_controller: Any, trial: Trial) -> None:
         if self._folder != trial.storage.experiment_fs_path:  # also true if the scheduler gets a second experiment
-            self._begin_or_refuse(tune_controller, trial)
+            self._begin(tune_controller, trial)
         new = self._trials.rung_history.know(trial.trial_id)
         if trial.is_finished():
             return
@@ -235,6 +246,8 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """Return the trial that starts next; None if all must wait."""
+        if self._refusal is not None:
+            raise self._refusal
         self._trials.decide_gathered()
         stage, slots = ControllerStage(tune_controller), self._trials.sizes.slots
         self._trials.cohort.end_stopped(stage.stop)
@@ -266,19 +279,6 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         came = sorted(self._trials.rung_history.rungs.rungs.items())
         rungs = ", ".join(f"{milestone}: {len(rung)} trials" for milestone, rung in came)
         return f"Using RASDA: workers {self.rule.workers}, milestones reached by {rungs or 'none'}"
-
-    def _begin_or_refuse(self, controller: Any, trial: Trial) -> None:
-        """Begin an experiment, or raise the error that has once kept it from beginning.
-
-        If an experiment cannot be restored, Ray begins it anew, and its new state takes the place of the old one.
-        """
-        if self._refusal is not None:
-            raise self._refusal
-        try:
-            self._begin(controller, trial)
-        except Exception as error:
-            self._refusal = error
-            raise
 
     def _begin(self, controller: Any, trial: Trial) -> None:
         if not self._metric or not self._mode:

@@ -96,8 +96,8 @@ def test_another_group_of_the_same_bundles_is_named(
     assert f"Trainable 'stand_in' asks for {said}, but a new trial gets [{{'CPU': 1.0}}], by the" in caplog.text
 
 
-def test_an_experiment_that_cannot_be_restored_is_not_begun_anew(tmp_path: Path) -> None:
-    """Ray only logs such an error, and adds new trials. Here the storage answers again when it does."""
+def test_an_experiment_that_cannot_be_restored_does_not_go_on(tmp_path: Path) -> None:
+    """Ray only logs such an error, and would save a state without the trials. Here the storage answers again."""
     (tmp_path / "rasda.jsonl").write_text("no entry\n")
     scheduler = RASDAScheduler(max_t=8, metric="loss", mode="min")
     controller = StandInController(scheduler, [], str(tmp_path))
@@ -105,6 +105,8 @@ def test_an_experiment_that_cannot_be_restored_is_not_begun_anew(tmp_path: Path)
         with pytest.raises(ValueError, match=r"rasda\.jsonl"):
             scheduler.on_trial_add(controller, stand_in_trial(number, str(tmp_path)))
         (tmp_path / "rasda.jsonl").unlink(missing_ok=True)
+        with pytest.raises(ValueError, match=r"rasda\.jsonl"):
+            scheduler.choose_trial_to_run(controller)
     assert scheduler.set_search_properties(None, None)
     scheduler.on_trial_add(controller, stand_in_trial(2, str(tmp_path)))
 
