@@ -261,7 +261,7 @@ class RayBackend:
     def open(self, run: Run) -> Iterator[Devices]:
         """Connect to the cluster, and start its devices."""
         with _connected(self.address), head_watched(ray.get_runtime_context().gcs_address):
-            nodes = living_nodes()
+            nodes = living_nodes(self.resources_per_worker or ())
             worker = worker_resources(nodes, self.resources_per_worker)
             count, workers = worker_slots(nodes, worker), run.settings.race.workers
             require(workers <= count, "race.workers", workers, f"<= {count}, the workers of {worker} there are")

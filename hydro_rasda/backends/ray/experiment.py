@@ -13,7 +13,7 @@ from ray.tune.utils import flatten_dict
 
 from hydro_rasda.backends.ray.nodes import NodeRequests
 from hydro_rasda.backends.ray.ray_private_names import store_results
-from hydro_rasda.backends.ray.report_journal import JournalEntry, RungHistory
+from hydro_rasda.backends.ray.report_journal import JournalEntry, RungHistory, plain_number
 from hydro_rasda.backends.ray.waiting import Cohort, Grants, WaitingQueue
 from hydro_rasda.backends.ray.worker_counts import Sizes
 from hydro_rasda.schedulers import RASDA, Decision, Held, Placement, Queue, Waiting, place
@@ -141,9 +141,16 @@ class Experiment:
         return self._rule.milestones[self._rule.rungs_survived(t)]
 
     def waits_still(self, trial: Trial) -> bool:
-        """Return whether a restored trial still waits for its decision; it then joins its cohort again."""
+        """Return whether a trial that is added again waits for a decision, or for its end.
+
+        It then joins its cohort again. It waits for its end if its checkpoint is of the milestone at which it was
+        stopped: Ray has not saved that it was.
+        """
         report, t = self.rung_history.undecided.pop(trial.trial_id, None), self.restart_t(trial)
-        if report is None or report.t != t or report.score is None:
+        if t >= self.rung_history.stopped.get(trial.trial_id, self._rule.max_t):
+            self.cohort.stop(trial)
+            return True
+        if report is None or int(report.t) != t or report.score is None:
             return False
         milestone = self._rule.open_rung(self.rung_history.rungs, trial.trial_id, t)
         if milestone is None:
@@ -178,21 +185,21 @@ class Experiment:
         score = float(result[self._metric])
         return JournalEntry(
             trial=trial.trial_id,
-            t=_plain(result[self._time_attr]),
+            t=plain_number(result[self._time_attr]),
             score=score if math.isfinite(score) else None,
             workers=self.sizes.of(trial),
             milestone=milestone,
             decision=decision.value,
-            global_batch_size=_plain(result.get("global_batch_size")),
+            global_batch_size=plain_number(result.get("global_batch_size")),
         )
 
     def restart_t(self, trial: Trial) -> int:
-        """Return the iteration of a trial's checkpoint; 0 without a checkpoint, or if its metrics lack `time_attr`."""
+        """Return the iteration of a trial's checkpoint; 0 without one, or if its metrics have no number `time_attr`."""
         latest = trial.latest_checkpoint_result
         if latest is None:
             return 0
         metrics = latest.metrics if self._time_attr in latest.metrics else flatten_dict(latest.metrics)
-        return int(metrics.get(self._time_attr, 0))
+        return int(plain_number(metrics.get(self._time_attr)) or 0)
 
     def next_start(self, waiting: list[Trial], holding: list[Trial], held: Mapping[str, int], free: int) -> Placement:
         """Choose the trial that starts next, and with how many of the `free` workers.
@@ -225,8 +232,3 @@ class Experiment:
         self.queue.start(trial, due.rung)
         self.rung_now[trial.trial_id] = due.rung
         self.cohort.begin(trial, self._rule.milestones[due.rung])
-
-
-def _plain(number: Any) -> Any:
-    """Return a number of NumPy or torch as a Python number, which a journal can hold."""
-    return number.item() if hasattr(number, "item") else number

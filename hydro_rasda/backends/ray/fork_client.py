@@ -57,7 +57,8 @@ def _handshake(path: str, request: tuple[str, dict[str, Any]], deadline: float) 
     while True:
         connection = _connect(path, deadline)
         try:
-            connection.send(request)
+            # Plain pickle refuses functions and classes of scripts, which a configuration may hold.
+            connection.send_bytes(cloudpickle.dumps(request))
             return connection, connection.recv()[0]
         except (EOFError, OSError):
             connection.close()  # the fork server was idle and has just ended; the next one will answer

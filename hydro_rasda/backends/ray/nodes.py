@@ -7,7 +7,7 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import ray
 from ray.autoscaler.sdk import request_resources
@@ -33,7 +33,7 @@ class Slots:
     def count(self) -> int:
         """Return the number of workers that fit now. A worker never spans two nodes."""
         if time.monotonic() - self._asked_at > self._fresh_for_s:
-            self._count = worker_slots(living_nodes(), self._worker)
+            self._count = worker_slots(living_nodes(self._worker), self._worker)
             self._asked_at = time.monotonic()
         return min(self._count, self._most) if time.monotonic() < self._most_until else self._count
 
@@ -64,16 +64,16 @@ class Slots:
     def check(self, workers: int) -> None:
         """Raise ValueError unless the cluster can hold a trial with `workers` workers."""
         count = self.count()
-        rule = f"what fits on a node; the nodes have {living_nodes()}"
+        rule = f"what fits on a node; the nodes have {living_nodes(self._worker)}"
         require(count > 0, "resources_per_worker", self._worker, rule)
         rule = f"<= {count}, the workers of {self._worker} that the cluster holds"
         require(workers <= count, "workers", workers, rule)
 
 
-def living_nodes() -> list[dict[str, float]]:
-    """Return the resources of each living node, without Ray's markers for the node itself."""
+def living_nodes(asked: Collection[str] = ()) -> list[dict[str, float]]:
+    """Return the resources of each living node, without Ray's markers for the node itself, except those `asked` for."""
     return [
-        {name: amount for name, amount in node["Resources"].items() if not name.startswith("node:")}
+        {name: of for name, of in node["Resources"].items() if name in asked or not name.startswith("node:")}
         for node in ray.nodes()
         if node["Alive"]
     ]

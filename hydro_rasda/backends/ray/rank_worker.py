@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hydro_rasda.common.argument_checks import is_number
 from hydro_rasda.processes.temporary_folders import make_folder
 from hydro_rasda.records.records import flat
 from hydro_rasda.training.distributed import await_joined, await_ranks, listening_store, reached_store
@@ -38,7 +39,7 @@ class RankWorker(Worker):
         self._due = False
 
     def report(self, metrics: Mapping[str, Any], state: Saving = None, *, final: bool = False) -> None:
-        # All ranks must decide alike. So decide by the metrics' names and `time_attr`, not by values that may differ.
+        # All ranks must decide alike. So decide by which metrics there are and by `time_attr`: other values may differ.
         self._due = isinstance(metrics, Mapping) and self._saves_at(metrics)
         super().report(metrics, state, final=final)
 
@@ -48,13 +49,15 @@ class RankWorker(Worker):
         A rank does not know which metric decides. So the first report of each metric at or after a milestone is saved.
         """
         iteration, every, at = self.iteration + 1, self._job["checkpoint_every"], self._job["milestones"]
-        named, name = flat(metrics), self._job["time_attr"]  # nested names as in Ray's schedulers: "val/loss"
+        # Nested names are as in Ray's schedulers: "val/loss". A metric that is None decides nothing.
+        named = {name: value for name, value in flat(metrics).items() if value is not None}
+        name = self._job["time_attr"]
         # Tune adds "training_iteration" later, so count it here.
         t = named.get(name, iteration if name == "training_iteration" else None)
         safety = every is not None and iteration % every == 0
-        if not at or t is None:
-            return safety
         t = t.item() if isinstance(t, Tensor | np.generic) else t
+        if not at or not is_number(t):
+            return safety
         names = {*named, name}
         since = min(self._reported.get(each, 0) for each in names)
         self._reported.update(dict.fromkeys(names, t))

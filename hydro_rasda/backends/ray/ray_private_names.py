@@ -156,6 +156,7 @@ class ControllerStage:
         """Stop a paused trial, and tell the searcher its last result. Ray tells the results of running trials only."""
         self._controller._set_trial_status(trial, Trial.RUNNING)
         self._controller.stop_trial(trial)
+        self._controller._mark_trial_to_checkpoint(trial)  # Ray does not save the status of a trial without an actor
 
     def stalls(self) -> bool:
         """Return whether trials wait for placement groups while no actor lives that could free workers for them."""
@@ -196,4 +197,7 @@ def store_results(trial: Trial) -> None:
     local, storage = Path(trial.local_path or "", EXPR_RESULT_FILE), trial.storage
     if trial.checkpoint and local.is_file():
         stored = str(PurePosixPath(storage.trial_fs_path) / EXPR_RESULT_FILE)
-        copy_files(str(local), stored, destination_filesystem=storage.storage_filesystem)
+        try:
+            copy_files(str(local), stored, destination_filesystem=storage.storage_filesystem)
+        except OSError as error:
+            logger.warning(f"{stored} may lack rows: it could not be written before trial {trial} goes on: {error}")

@@ -7,16 +7,19 @@ number of workers of each trial (the paper's Fig. 7).
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hydro_rasda.common.argument_checks import check_path, require
+from hydro_rasda.common.argument_checks import check_path, is_number, require
 from hydro_rasda.schedulers import AshaState, Decision
 
 FILE_NAME = "rasda.jsonl"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,23 @@ class JournalEntry:
     global_batch_size: int | None = None
 
 
+def as_float(value: Any) -> float | None:
+    """Return a report's value as a float, which may be NaN; None if it is no number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # None, a text, a tensor of several numbers, 10**400
+        return None
+
+
+def plain_number(value: Any) -> Any:
+    """Return a report's value as a Python number; None if it is no finite number, which the journal could not hold."""
+    try:
+        number = value.item() if hasattr(value, "item") else value
+    except (RuntimeError, TypeError, ValueError):  # a tensor or an array of several numbers
+        return None
+    return number if is_number(number) else None
+
+
 def replay(entries: Iterable[JournalEntry], trials: set[str]) -> AshaState:
     """Return the scores of each rung after these entries of the journal. Only scores of `trials` count."""
     state = AshaState()
@@ -59,7 +79,7 @@ def read_journal(folder: str) -> list[JournalEntry]:
         folder: The experiment's folder: a path, or an address such as "s3://bucket/ray_results/experiment".
 
     Raises:
-        ValueError: if the folder has no such file, or the storage does not answer.
+        ValueError: if the folder has no such file, a line of it is damaged, or the storage does not answer.
     """
     from pyarrow import ArrowException
     from pyarrow.fs import FileSystem, LocalFileSystem
@@ -77,12 +97,18 @@ def read_journal(folder: str) -> list[JournalEntry]:
         raise ValueError(f"`folder` is {str(folder)!r}, but must be {rule}: {error}") from error
     require(found, "folder", folder, rule)
     with filesystem.open_input_stream(path) as stream:
-        return _parsed(stream.read().decode())
+        return _parsed(stream.read().decode(), path)
 
 
-def _parsed(text: str) -> list[JournalEntry]:
+def _parsed(text: str, path: str) -> list[JournalEntry]:
     """Return the entries of whole lines. The last line is incomplete if a process was killed, or writes now."""
-    return [JournalEntry(**json.loads(line)) for line in text.rpartition("\n")[0].splitlines()]
+    entries = []
+    for number, line in enumerate(text.rpartition("\n")[0].splitlines(), start=1):
+        try:
+            entries.append(JournalEntry(**json.loads(line)))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"line {number} of {path} is no report of a trial: {line[:80]!r}") from error
+    return entries
 
 
 def _line(entry: JournalEntry) -> bytes:
@@ -151,8 +177,12 @@ class RungHistory:
     def append(self, entry: JournalEntry) -> None:
         """Append a report to the file. If the storage cannot append, write the whole file, but only at milestones."""
         self.entries.append(entry)
-        if not self._appended(_line(entry)) and entry.milestone is not None:
+        if self._appended(_line(entry)) or entry.milestone is None:
+            return
+        try:
             self._write(self.entries)
+        except OSError as error:  # the next milestone writes these entries, too
+            logger.warning(f"{self._path} could not be written at a milestone of trial {entry.trial}: {error}")
 
     def _appended(self, line: bytes) -> bool:
         """Append a line to the file. Return False, and leave the file as it is, if the storage cannot append."""
@@ -176,7 +206,7 @@ class RungHistory:
                 text = stream.read().decode()
         except FileNotFoundError:
             return []
-        entries = _parsed(text)
+        entries = _parsed(text, self._path)
         if text.rpartition("\n")[2]:
             # Cut off the incomplete line at the end, because the next entry would be appended to it.
             self._write(entries)

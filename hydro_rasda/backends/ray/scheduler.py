@@ -18,7 +18,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from hydro_rasda.backends.ray.experiment import Experiment
 from hydro_rasda.backends.ray.ray_private_names import ControllerStage
-from hydro_rasda.backends.ray.report_journal import FILE_NAME
+from hydro_rasda.backends.ray.report_journal import FILE_NAME, as_float, plain_number
 from hydro_rasda.common.argument_checks import check_int, check_mode, check_text, is_number, require
 from hydro_rasda.schedulers import RASDA, Decision, Mode, worker_slots
 from hydro_rasda.schedulers.rasda import Grow
@@ -30,7 +30,10 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
     """Halving in time, doubling in space: a replacement for Ray Tune's `ASHAScheduler`.
 
     At its milestones, it stops trials like `ASHAScheduler`, and trains the survivors on `scaling_factor` times their
-    workers. A worker is one bundle of the trial's placement group. So a trainable learns its number of workers from
+    workers. It also stops a trial whose metric is NaN at a milestone, which `ASHAScheduler` lets continue. For an
+    iteration without a measurement, report the last value again, or None: a report of None decides nothing.
+
+    A worker is one bundle of the trial's placement group. So a trainable learns its number of workers from
     `len(tune.get_context().get_trial_resources().bundles)`. `elastic` makes a trainable that uses them from a training
     function. If a trial asks for other bundles than its workers have, the workers' bundles are used, with a warning.
 
@@ -138,6 +141,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
     def _begin_anew(self, asked: Mapping[str, float]) -> None:
         worker = self._own_worker or asked
         self._folder: str | None = None
+        self._refusal: Exception | None = None
         self._trials = Experiment(
             self.rule, worker, self._metric, self.time_attr, self._patience, self._autoscale_wait_s
         )
@@ -157,6 +161,17 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         """Give a new trial its first number of workers, and a restored trial the number with which it continues."""
+        if self._refusal is not None:
+            raise self._refusal
+        try:
+            self._add(tune_controller, trial)
+        except Exception as error:
+            # Ray only logs an error while it restores an experiment. Then it would wait forever for the trials that it
+            # has not restored, and would save a state without them. So `choose_trial_to_run` raises the error again.
+            self._refusal = error
+            raise
+
+    def _add(self, tune_controller: Any, trial: Trial) -> None:
         if self._folder != trial.storage.experiment_fs_path:  # also true if the scheduler gets a second experiment
             self._begin(tune_controller, trial)
         new = self._trials.rung_history.know(trial.trial_id)
@@ -181,6 +196,8 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._trials.grants.note(trial, self._trials.sizes.of(trial), result)
         decision, reached = self._trials.decide(trial, t, score)
         milestone = reached
+        if decision is Decision.STOP and t < self.rule.max_t and math.isnan(score):
+            self._trials.sizes.tell_diverged(trial, t, self._metric)
         if decision is Decision.WAIT:
             decision, milestone = self._trials.gather(trial, result)
         elif decision is Decision.CONTINUE and milestone is not None:
@@ -205,7 +222,8 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     def _missing(self, result: Mapping[str, Any]) -> list[str]:
         """Return the names of the numbers that a report needs for a decision, but lacks."""
-        return [name for name in (self.time_attr, self._metric) if not _is_number(result.get(name))]
+        untimed = plain_number(result.get(self.time_attr)) is None
+        return [self.time_attr] * untimed + [self._metric] * (as_float(result.get(self._metric)) is None)
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
         """Keep the last score of a trial that has ended, because later trials are compared with it."""
@@ -228,6 +246,8 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """Return the trial that starts next; None if all must wait."""
+        if self._refusal is not None:
+            raise self._refusal
         self._trials.decide_gathered()
         stage, slots = ControllerStage(tune_controller), self._trials.sizes.slots
         self._trials.cohort.end_stopped(stage.stop)
@@ -273,16 +293,8 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
             )
         self._begin_anew(trial.placement_group_factory.bundles[0])
         self._trials.sizes.slots.check(self.rule.workers)
-        self._folder = trial.storage.experiment_fs_path
         stage = ControllerStage(controller)
         stage.check_reuse(trial)
         stage.lose_no_worker()
         self._trials.rung_history.open(trial.storage.storage_filesystem, trial.storage.experiment_fs_path)
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError, RuntimeError):  # None, a text, or a tensor of several numbers
-        return False
-    return True
+        self._folder = trial.storage.experiment_fs_path

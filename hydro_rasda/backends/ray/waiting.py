@@ -17,9 +17,9 @@ from typing import Any
 
 from ray.tune.experiment import Trial
 
-from hydro_rasda.backends.ray.report_journal import JournalEntry
+from hydro_rasda.backends.ray.report_journal import JournalEntry, as_float
 from hydro_rasda.schedulers import RASDA, Growth, MilestoneBarrier
-from hydro_rasda.settings.config import NOISE_SCALE, SCALING_EFFICIENCY
+from hydro_rasda.settings.config import GLOBAL_BATCH, NOISE_SCALE, SCALING_EFFICIENCY
 from hydro_rasda.training.worker_reports import EPOCH_SECONDS, noise_in_workers
 
 
@@ -180,12 +180,16 @@ class Grants:
         """Record times, efficiency and noise scale from a trial's report `result`; the trial has `workers` workers."""
         # Skip Ray's time of the first iteration after a start, because it includes the start of the workers.
         later = result.get("iterations_since_restore", 1) > 1
-        seconds = result.get(EPOCH_SECONDS, result.get("time_this_iter_s") if later else None)
+        names = EPOCH_SECONDS, SCALING_EFFICIENCY, NOISE_SCALE, GLOBAL_BATCH, "time_this_iter_s"
+        found = {name: as_float(result.get(name)) for name in names}  # a script may use such a name for a text
+        seconds = found[EPOCH_SECONDS]
+        if seconds is None and later:
+            seconds = found["time_this_iter_s"]
         if seconds is not None:
-            self._seconds.setdefault(trial.trial_id, defaultdict(list))[workers].append(float(seconds))
-        self._efficiency[trial.trial_id] = result.get(SCALING_EFFICIENCY)
-        if result.get(NOISE_SCALE) is not None:
-            self._noise_scale[trial.trial_id] = noise_in_workers(result, workers)
+            self._seconds.setdefault(trial.trial_id, defaultdict(list))[workers].append(seconds)
+        self._efficiency[trial.trial_id] = found[SCALING_EFFICIENCY]
+        if found[NOISE_SCALE] is not None:
+            self._noise_scale[trial.trial_id] = noise_in_workers(found, workers)
 
     def give(self, survivors: Sequence[tuple[Trial, int]], milestone: int, slots: int, free: int, idle: int) -> None:
         """Decide the number of workers of trials that survived a milestone together.
@@ -195,9 +199,11 @@ class Grants:
         """
         for trial, held in survivors:
             seconds: Mapping[int, list[float]] = self._seconds.get(trial.trial_id, {})
+            # A trial that passed several milestones in one report is decided at the earlier ones later.
+            least = min(held, self._rule.max_workers or held)
             growth = Growth(
                 held=held,
-                due=self._rule.workers_at(milestone),
+                due=max(self._rule.workers_at(milestone), least),
                 base=self._rule.workers,
                 alive=len(survivors) + idle,
                 capacity=slots,

@@ -147,13 +147,13 @@ class Sizes:
         return able
 
     def tell_overruled(self, trial: Trial, workers: int) -> None:
-        """Warn, once, if a new trial gets other bundles than it asks for."""
-        asked, given = trial.placement_group_factory.bundles, [self._worker] * workers
-        if asked != PlacementGroupFactory(given).bundles:
+        """Warn, once, if a new trial gets another placement group than it asks for."""
+        asked, given = trial.placement_group_factory, [self._worker] * workers
+        if asked != PlacementGroupFactory(given):
             self._tell(
                 "overruled",
-                f"Trainable {trial.trainable_name!r} asks for {asked}, but a new trial gets {given}, by the arguments "
-                "`workers` and `resources_per_worker` of RASDAScheduler.",
+                f"Trainable {trial.trainable_name!r} asks for {_told(asked)}, but a new trial gets {given}, by the "
+                "arguments `workers` and `resources_per_worker` of RASDAScheduler.",
             )
 
     def tell_undecided(self, trial: Trial, missing: Sequence[str]) -> None:
@@ -161,6 +161,14 @@ class Sizes:
         self._tell(
             "undecided",
             f"A report of trial {trial} has no number {' and no '.join(map(repr, missing))}: it decides nothing.",
+        )
+
+    def tell_diverged(self, trial: Trial, t: float, metric: str) -> None:
+        """Warn, once, of a trial that stops because its score is NaN: Ray's ASHA would let it continue."""
+        self._tell(
+            "diverged",
+            f"Trial {trial} is stopped at iteration {t}, where its {metric!r} is NaN. ASHAScheduler would let it "
+            "continue. For an iteration without a measurement, report the last value again, or None.",
         )
 
     def tell_repeats(self, trial: Trial, t: int) -> None:
@@ -189,3 +197,9 @@ class Sizes:
         if key not in self._told:
             self._told.add(key)
             logger.warning(message)
+
+
+def _told(group: PlacementGroupFactory) -> str:
+    """Return a placement group's bundles as text, and its strategy if that is not Ray's default."""
+    bundles = [{}] * group.head_bundle_is_empty + group.bundles
+    return f"{bundles}" if group.strategy == "PACK" else f"{bundles} ({group.strategy})"

@@ -86,14 +86,22 @@ def _eight_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Controller(StandInController):
-    """Stops trials as Ray's controller does; `told` are the last results of which the searcher learns then."""
+    """Stops trials as Ray's controller does.
+
+    `told` are the last results of which the searcher learns then, and the status of `saved` trials is saved.
+    """
 
     def __init__(self, rule: Any, scores: list[list[float]], folder: str) -> None:
         super().__init__(rule, scores, folder)
         self.told: dict[str, Any] = {}
+        self.saved: list[str] = []
 
     def _set_trial_status(self, trial: Any, status: str) -> None:
         trial.status = status
+
+    def _mark_trial_to_checkpoint(self, trial: Any) -> None:
+        assert trial.status == "TERMINATED"
+        self.saved.append(trial.trial_id)
 
     def stop_trial(self, trial: Any) -> None:
         if trial.status in ("PENDING", "PAUSED"):
@@ -131,6 +139,7 @@ def test_a_searcher_is_told_the_scores_of_those_that_are_stopped_while_they_wait
     assert {name: result["loss"] for name, result in controller.told.items()} == {
         f"{n:05d}": float(n) for n in (2, 4, 5, 6)
     }, "those that came last to a milestone did not wait: Ray stops them itself"
+    assert controller.saved == list(controller.told)
     again = RASDAScheduler(max_t=8, wait=LONG, metric="loss", mode="min")
     controller = Controller(again, [], str(tmp_path / "again"))
     (tmp_path / "again").mkdir()
@@ -195,6 +204,21 @@ def test_what_waited_when_the_driver_was_killed_is_decided_once_it_is_back(tmp_p
     assert (started, trials[0].status) == (trials[1], "TERMINATED")
 
 
+@pytest.mark.usefixtures("_eight_workers")
+@pytest.mark.parametrize("t", [2, 8])
+def test_a_trial_that_was_stopped_at_its_checkpoint_is_not_trained_again(t: int, tmp_path: Path) -> None:
+    """The driver was killed before Ray had saved that it was, or it is the end: `max_t`."""
+    _write(tmp_path / "rasda.jsonl", [JournalEntry("00000", t, 0.3, 2, 2 if t == 2 else None, "stop")])
+    scheduler = RASDAScheduler(max_t=8, wait=LONG, metric="loss", mode="min")
+    controller, stopped = Controller(scheduler, [], str(tmp_path)), stand_in_trial(0, str(tmp_path))
+    stopped.last_result = {"training_iteration": t, "loss": 0.3}
+    stopped.latest_checkpoint_result = SimpleNamespace(metrics=stopped.last_result)
+    controller._live[stopped.trial_id] = stopped
+    scheduler.on_trial_add(controller, stopped)
+    assert scheduler.choose_trial_to_run(controller) is None
+    assert (stopped.status, controller.told) == ("TERMINATED", {"00000": stopped.last_result})
+
+
 def _write(path: Path, entries: list[JournalEntry]) -> None:
     import json
 
@@ -218,6 +242,16 @@ def test_grants_follow_what_was_reported() -> None:
     assert [grants.of(t) for t in (quick, lossy, noisy)] == [4, 2, 2]
     grants.give([(quick, 2)], milestone=2, slots=16, free=12, idle=3)
     assert grants.of(quick) == 2
+
+
+def test_a_decision_at_an_earlier_milestone_takes_no_workers() -> None:
+    """Of a trial whose first report passed several milestones; its next ones are decided at the earlier ones."""
+    grants, late = Grants(RASDA(16, grow="efficient")), trial("late")
+    grants.give([(late, 8)], milestone=2, slots=16, free=16, idle=0)
+    assert grants.of(late) == 8
+    limited = Grants(RASDA(16, grow="efficient", max_workers=4))
+    limited.give([(late, 8)], milestone=2, slots=16, free=16, idle=0)
+    assert limited.of(late) == 4
 
 
 def test_what_a_trial_measured_itself_counts_before_its_epochs() -> None:

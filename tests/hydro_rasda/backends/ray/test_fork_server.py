@@ -115,6 +115,23 @@ def test_a_rank_stands_where_its_trial_does_and_has_its_environment(
     assert told == [[str(server), str(tmp_path / at), name, "True", "False"] for name, at in stands.items()]
 
 
+def test_a_configuration_may_hold_functions_and_classes_of_a_script(server: int) -> None:
+    """As in Ray Tune: their class is that which the training function knows."""
+
+    class Own:
+        pass
+
+    def train(worker: Any) -> None:
+        config = worker.config
+        raise RuntimeError(f"{config['plus'](1)} {isinstance(config['made'], Own)} {config['kind'] is Own}")
+
+    config = {"plus": lambda number: number + 1, "made": Own(), "kind": Own}
+    with fork_rank("of a script", cloudpickle.dumps((train, None)), job(config=config)) as connection:
+        receive(connection)
+        _, text = receive(connection)
+    assert text.split()[-3:] == ["2", "True", "True"]
+
+
 class Missing:
     """Data in a file that this node does not have."""
 

@@ -127,3 +127,13 @@ def test_a_node_that_does_not_answer_is_lost_before_ray_says_so(monkeypatch: pyt
         monkeypatch.setattr(ray, "nodes", lambda: nodes)
         assert [RayDevices._is_lost(devices, device) for device in (0, 1)] == [False, True]
     assert RayDevices._is_lost(devices, 0)
+
+
+def test_a_worker_may_ask_for_a_node_by_its_marker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So scripts keep trials off the head, or on a node with data."""
+    nodes = [{"Alive": True, "Resources": {"CPU": 4.0, f"node:10.0.0.{n}": 1.0}} for n in range(3)]
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    assert Slots({"CPU": 1, "node:10.0.0.1": 0.001}).count() == 4
+    assert Slots({"CPU": 1}).count() == 12
+    with pytest.raises(ValueError, match=r"the nodes have \[{'CPU': 4.0}, {'CPU': 4.0}, {'CPU': 4.0}\]"):
+        Slots({"CPU": 1, "node:10.0.0.9": 0.001}).check(1)

@@ -240,6 +240,21 @@ def test_it_saves_where_a_metric_is_decided_that_is_not_always_reported() -> Non
     assert not report(worker(ours, milestones=(2, 4, 8), checkpoint=folders[5]), theirs, metrics[5])
 
 
+def test_it_saves_where_a_metric_is_measured_that_is_none_at_other_times() -> None:
+    """The milestones are 2, 4 and 8, and the accuracy is measured at 3 and 5."""
+    ours, theirs = Pipe()
+    w = worker(ours, milestones=(2, 4, 8))
+    metrics = [{"loss": 1.0, "accuracy": 1.0 if t in (3, 5) else None} for t in range(1, 8)]
+    assert [t for t, of in enumerate(metrics, start=1) if report(w, theirs, of)] == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("steps", [None, "2", math.nan])
+def test_what_is_no_number_of_iterations_reaches_no_milestone(steps: object) -> None:
+    ours, theirs = Pipe()
+    w = worker(ours, milestones=(2, 4), time_attr="steps")
+    assert [bool(report(w, theirs, {"steps": t})) for t in (1, steps, 2, 3)] == [False, False, True, False]
+
+
 def test_a_checkpoint_for_which_there_is_no_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "worker.pt").symlink_to("/dev/full")
     monkeypatch.setattr("hydro_rasda.backends.ray.rank_worker.make_folder", lambda owned_by: str(tmp_path))

@@ -14,6 +14,7 @@ from hydro_rasda.backends.ray import ray_private_names
 PRIVATE: Mapping[str, Mapping[str, str]] = {
     "ray.tune.execution.tune_controller.TuneController": {
         "_actor_manager": "find who holds the placement groups; without, leave `lose_no_worker` out",
+        "_mark_trial_to_checkpoint": "leave it out if Ray itself saves the status of a paused trial that is stopped",
         "_requeue_trial": "have the trial added again as Ray does for one that may be repeated",
         "_set_trial_status": "find how a searcher is told the last result of a paused trial that is stopped",
         "_reuse_actors": "leave `check_reuse` out: Ray's own error names no cause",

@@ -83,6 +83,22 @@ def test_storage_that_cannot_append_is_written_at_milestones(tmp_path: Path) -> 
     assert read_journal(str(tmp_path)) == [ENTRIES[3], ENTRIES[0]]
 
 
+def test_a_store_that_does_not_answer_once_ends_no_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def silent(path: str) -> None:
+        raise OSError("no answer")
+
+    store = NoAppend()
+    remote = journal(tmp_path, store)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "open_output_stream", silent)
+        remote.append(ENTRIES[0])
+    assert "could not be written at a milestone of trial a" in caplog.text
+    remote.append(ENTRIES[1])
+    assert read_journal(str(tmp_path)) == ENTRIES[:2]
+
+
 class Overwrites(LocalFileSystem):  # type: ignore[misc]
     """Overwrites a file that is opened to append to it, as gcsfs does."""
 
