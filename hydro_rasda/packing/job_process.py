@@ -13,6 +13,7 @@ from time import monotonic
 
 import psutil
 
+from hydro_rasda.common.import_path import import_path
 from hydro_rasda.packing import nvml
 from hydro_rasda.packing.devices import Device
 from hydro_rasda.packing.job_states import Grid, JobEnd
@@ -45,7 +46,7 @@ class Process:
         environment = {**os.environ, **device.environment, **shared}
         command = _command(task, grid)
         if callable(task.run):
-            environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+            environment["PYTHONPATH"] = import_path()
         files = grid.lock(task.name), grid.end_file(task.name)
         self._child = start_child(command, *files, grid.log(task.name), environment)
         self.over = os.pidfd_open(self._child.pid)
