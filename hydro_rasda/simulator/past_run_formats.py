@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from os import PathLike
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -329,7 +330,8 @@ def read_past_run(run: str | Path | pd.DataFrame, metric: str | None = None, mod
     check_text("metric", metric, optional=True)
     if mode is not None:
         check_mode(mode)
-    if not isinstance(run, (str, Path)) and hasattr(run, "columns"):
+    if not isinstance(run, (str, PathLike)):
+        require(hasattr(run, "columns"), "run", run, "a path, or a pandas frame")
         return read_columns(_columns_of(run), metric, mode)
     check_path("run", run)
     path = Path(run).expanduser()

@@ -176,3 +176,12 @@ def test_a_line_that_a_killed_tune_left_unfinished_is_left_out(tmp_path: Path) -
     (tmp_path / "train_0").mkdir()
     (tmp_path / "train_0" / "progress.csv").write_text("loss,training_iteration,trial_id\n3.0,1,a\n2.0,2,a\n1.0")
     assert read_past_run(tmp_path, mode="min").workload.scores.tolist() == [[3, 2]]
+
+
+def test_a_file_may_be_given_by_any_kind_of_path(tmp_path: Path) -> None:
+    class At:
+        def __fspath__(self) -> str:
+            return str(tmp_path / "curves.csv")
+
+    FRAME.to_csv(tmp_path / "curves.csv", index=False)
+    same(read_past_run(At(), mode="min"), read_past_run(FRAME, mode="min"))  # type: ignore[arg-type]
