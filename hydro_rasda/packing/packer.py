@@ -9,6 +9,7 @@ from dataclasses import replace
 from multiprocessing.connection import wait
 from typing import Any
 
+from hydro_rasda.common.argument_checks import require
 from hydro_rasda.common.interrupts import interrupts_put_off
 from hydro_rasda.packing import nvml
 from hydro_rasda.packing.devices import Device
@@ -156,7 +157,9 @@ class Packer:
         of_policy = (unknown, one_a_device, devices), (known, self._policy, devices), (alone, one_a_device, largest)
         for jobs, policy, among in of_policy:
             if jobs and among:
-                for name, device in policy(jobs, [self._room(device) for device in among]):
+                placed = policy(jobs, [self._room(device) for device in among])
+                _check_placed(placed, jobs, among)
+                for name, device in placed:
                     self._begin(name, self.devices[device])
 
     def _expected(self, name: str) -> Job | None:
@@ -259,3 +262,15 @@ class Packer:
         lines = self._grid.log_tail(name).strip().splitlines()
         what = _SIGNALS.get(-code, f"signal {-code}") if code < 0 else f"exit status {code}"
         return ": ".join([what, *lines[-1:]])
+
+
+def _check_placed(placed: object, jobs: Sequence[Job], devices: Sequence[Device]) -> None:
+    """Raise ValueError if a user's policy places a job twice, or something that it was not given."""
+    if placed == []:
+        return
+    names, where = {job.name for job in jobs}, {device.name for device in devices}
+    listed = isinstance(placed, list | tuple) and all(isinstance(pair, tuple) for pair in placed)
+    pairs: Sequence[tuple[Any, ...]] = placed if listed else [()]  # type: ignore[assignment]
+    holds = all(len(pair) == 2 and pair[0] in names and pair[1] in where for pair in pairs)
+    rule = "a list of (job, device), with each of the given jobs at most once"
+    require(holds and len({pair[0] for pair in pairs}) == len(pairs), "policy(...)", placed, rule)

@@ -403,3 +403,9 @@ except KeyboardInterrupt:
 """
     found = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, text=True)
     assert found.stdout == "[False]\n"
+
+
+@pytest.mark.parametrize("placed", [None, [("0", "other")], [("other", "cpu")], [("0", "cpu")] * 2, ["0"]])
+def test_a_policy_that_places_no_job_of_its_own_is_refused(tmp_path: Path, placed: Any) -> None:
+    with pytest.raises(ValueError, match=r"`policy\(\.\.\.\)` is .*, but must be a list of \(job, device\)"):
+        packed(tmp_path, [Task(["true"], SMALL)], policy=lambda jobs, rooms: placed)
