@@ -29,6 +29,7 @@ import cloudpickle
 import torch
 
 from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied, DevicePool
+from hydro_rasda.common.import_path import import_path
 from hydro_rasda.data.tensors_datasets_loaders import from_bytes, to_bytes
 from hydro_rasda.processes.die_with_parent import depend_on
 from hydro_rasda.processes.forks import Notify, ending, receive, send
@@ -169,7 +170,7 @@ class _Process:
         self._connection, theirs = Pipe()
         self._hear = hear
         # Pass on `sys.path`, because the script may have added to it.
-        environment = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment = {**os.environ, **environment, "PYTHONPATH": import_path()}
         command = [sys.executable, "-c", _SERVE.format(theirs.fileno(), os.getpid())]
         # In its own session, the process gets no Ctrl-C. The tuner ends it instead.
         self._popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True)

@@ -197,7 +197,7 @@ class BubbleDevices:
         if task.is_full_size:
             works: list[GroupWork | TargetWork] = [TargetWork(self._run, task, max(1, self._groups // task.beside))]
         else:
-            parts = task.parts()
+            parts = task.apart() if self._run.problem.is_own(task.heat) else task.parts()
             threads = max(1, self._groups // len(parts))  # as many as `DeviceTrainer` uses if memory suffices
             works = [GroupWork(self._run, part, threads) for part in parts]
         self._under_way.append(_UnderWay(task, works, time.monotonic()))

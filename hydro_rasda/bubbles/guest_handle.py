@@ -13,6 +13,8 @@ import time
 import uuid
 from pathlib import Path
 
+from hydro_rasda.common.import_path import import_path
+
 _TICKS = os.sysconf("SC_CLK_TCK")
 _GUEST = "from hydro_rasda.bubbles.guest import begin; begin({}, {}, {!r}, {!r}, {!r}, {!r}, {!r})"
 
@@ -59,7 +61,7 @@ class GuestProcess:
         self._preempt = preempt
         self._used = 0.0
         environment = {name: value for name, value in os.environ.items() if not name.startswith(HOSTS_OWN)}
-        environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_WAIT_POLICY": "PASSIVE"}
+        environment |= {"PYTHONPATH": import_path(), "OMP_WAIT_POLICY": "PASSIVE"}
         code = _GUEST.format(self.page.handle, os.getpid(), str(source), device, preempt, self.name, before)
         self._popen = subprocess.Popen(
             [sys.executable, "-c", code],

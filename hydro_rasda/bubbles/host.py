@@ -80,7 +80,7 @@ def bubbles(
     guest = Guest(folder, device, leave_free, device.type == "cpu" if preempt is None else preempt)
     try:
         with watched(schedule, guest):
-            guest.start()
+            guest.try_to_start()
             yield guest
     finally:
         guest.leave(patience_s)
@@ -157,7 +157,7 @@ class Guest:
             process = self._process
             if process is None:
                 if self._failures < _FAILURES:
-                    self._start_again()
+                    self.try_to_start()
             elif self._free() < self._leave_free:
                 self._end()
                 self._enough = 2 * self._leave_free
@@ -167,7 +167,8 @@ class Guest:
                 self._failures = 0 if status == 0 or process.page.working else self._failures + 1
                 self._end()
 
-    def _start_again(self) -> None:
+    def try_to_start(self) -> None:
+        """Start the guest process. If the system refuses, warn, because the host does not need it."""
         try:
             self.start()
         except OSError as error:  # processes, memory or open files have run out
@@ -243,11 +244,14 @@ def watched(schedule: Any, guest: Guest) -> Iterator[None]:
         finally:
             inside = None
 
-    plain_step = schedule.step
+    plain_step, own = schedule.step, vars(schedule).get("step")  # `own` is one that the user has put on the object
     schedule.step = step
     setattr(torch_schedules, _WAIT, wait)
     try:
         yield
     finally:
         setattr(torch_schedules, _WAIT, before)
-        del schedule.step
+        if own is None:
+            del schedule.step
+        else:
+            schedule.step = own

@@ -7,22 +7,31 @@ checkpoint.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.contracts import History, Outcome, Span, Task, group_key
 from hydro_rasda.run.state import Run
 from hydro_rasda.training.group_training import cut_down
-from hydro_rasda.training.loop import diverged
 from hydro_rasda.training.retry_policy import Deaths
 
 _SO_FAR = "so_far"
 """In the checkpoint of a full-size model, this key has the history of the epochs that the unit has trained so far."""
 
 
-def _loss(metrics: Mapping[str, float], metric: str) -> float:
-    """Return the training loss of an epoch. If the user's training function reports none, return the metric."""
-    return metrics.get("train_loss", metrics[metric])
+def _is_over(run: Run, heat: HeatName, metrics: Mapping[str, float]) -> bool:
+    """Tell whether a model with these metrics after an epoch trains no further: it has diverged, or is good enough.
+
+    The process that trains the model ends by the same rule. The user's own training function need not report a training
+    loss, so its metric tells whether it has diverged.
+    """
+    settings, is_own = run.settings, run.problem.is_own(heat)
+    score = metrics[settings.metric]
+    loss = score if is_own else metrics.get("train_loss", score)
+    full_size = heat == "race" or (is_own and settings.sweep.surrogate == 1)
+    return not math.isfinite(loss) or (full_size and settings.good_enough(score))
 
 
 class GroupWork:
@@ -72,10 +81,10 @@ class GroupWork:
         return self._put([self._rest(task, key, part["members"]) for part in left])
 
     def _goes_on(self, members: Iterable[int]) -> bool:
-        """Return whether a group must train further, because it has epochs left and not all members have diverged."""
+        """Return whether a group must train further, because it has epochs left and not all members are over."""
         last = [self.outcome.history[number][-1] for number in members]
-        losses = [_loss(metrics, self._run.settings.metric) for _, metrics in last]
-        return last[0][0] < self.task.span.stop and not diverged({"train_loss": losses})
+        over = all(_is_over(self._run, self.task.heat, metrics) for _, metrics in last)
+        return last[0][0] < self.task.span.stop and not over
 
     def _keep(self, task: Task, found: Outcome) -> str:
         key, members = self._key(task.members), list(task.members)
@@ -158,9 +167,7 @@ class TargetWork:
 
     def _goes_on(self) -> bool:
         epoch, metrics = self._history[-1]
-        settings = self._run.settings
-        over = diverged({"train_loss": [_loss(metrics, settings.metric)]})
-        return epoch < self.task.span.stop and not over and not settings.good_enough(metrics[settings.metric])
+        return epoch < self.task.span.stop and not _is_over(self._run, self.task.heat, metrics)
 
     def died(self, task: Task, how: str, deaths: Deaths) -> Sequence[Task]:
         following = deaths.of(task, how)

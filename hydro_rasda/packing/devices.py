@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from fusion.width.cgroup_memory import left_in_cgroups
-from hydro_rasda.common.argument_checks import check_function, check_is, check_number, require
+from hydro_rasda.common.argument_checks import check_function, check_is, check_number, is_text, require
 from hydro_rasda.packing import nvml
 
 _KEPT = 0.9
@@ -40,6 +40,14 @@ class Device:
     gpu: str = ""
 
     def __post_init__(self) -> None:
+        for name in ("name", "gpu"):
+            require(is_text(getattr(self, name)), name, getattr(self, name), "a text")
+        require(isinstance(self.environment, Mapping), "environment", self.environment, "a dict of texts")
+        for name, value in self.environment.items():
+            holds = is_text(name) and name != "" and "=" not in name
+            require(holds, "environment", name, "a dict whose keys are names of environment variables")
+            fits = isinstance(value, str) and "\0" not in value
+            require(fits, f"environment[{name!r}]", value, "a text without NUL bytes")
         check_number("memory", self.memory, above=0)
         check_number("compute", self.compute, above=0)
 
@@ -99,6 +107,12 @@ def lister(devices: Devices | None) -> Callable[[], Sequence[Device]]:
         return partial(list, local_devices())
     if callable(devices):
         check_function("devices", devices, 0, rule=rule)
-        return devices
+        return partial(_checked, devices)
     require(isinstance(devices, list | tuple) and len(devices) > 0, "devices", devices, rule)
     return partial(list, devices)
+
+
+def _checked(devices: Callable[[], Sequence[Device]]) -> Sequence[Device]:
+    listed = devices()
+    check_listed(listed)
+    return listed

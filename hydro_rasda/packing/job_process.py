@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 
 import psutil
 
+from hydro_rasda.common.import_path import import_path
 from hydro_rasda.packing import nvml
 from hydro_rasda.packing.devices import Device
 from hydro_rasda.packing.job_states import Grid, JobEnd
@@ -44,7 +46,7 @@ class Process:
         environment = {**os.environ, **device.environment, **shared}
         command = _command(task, grid)
         if callable(task.run):
-            environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+            environment["PYTHONPATH"] = import_path()
         files = grid.lock(task.name), grid.end_file(task.name)
         self._child = start_child(command, *files, grid.log(task.name), environment)
         self.over = os.pidfd_open(self._child.pid)
@@ -71,11 +73,15 @@ class Process:
         self.now = memory
         self.memory = max(self.memory, memory)
 
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start of the job."""
+        return monotonic() - self._began
+
     def so_far(self) -> Estimate:
         """Return the needs measured so far; in the first `SETTLED_S`, only the memory, if it exceeds `expected`."""
-        seconds = monotonic() - self._began
-        if seconds >= SETTLED_S:
-            return self._measured(self._alone(seconds), self._cpu)
+        if self.seconds >= SETTLED_S:
+            return self._measured(self._alone(self.seconds), self._cpu)
         return Estimate(memory=self.memory if self.memory > self.expected else None)
 
     def in_all(self, end: JobEnd) -> Estimate:
@@ -149,11 +155,24 @@ def _command(task: Task, grid: Grid) -> list[str]:
 
 
 def _tree(pid: int) -> list[psutil.Process]:
-    try:
-        child = psutil.Process(pid)
-        return list(child.children(recursive=True))
-    except psutil.NoSuchProcess:
-        return []
+    """Return the descendants of a process.
+
+    Only their own files are read, since `psutil` would read those of all processes of the machine, for each job.
+    """
+    found, left = [], [pid]
+    while left:
+        for child in _children(left.pop()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(child))
+                left.append(child)
+    return found
+
+
+def _children(pid: int) -> Iterator[int]:
+    with contextlib.suppress(OSError):  # the process has ended
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # the thread has ended
+                yield from map(int, (thread / "children").read_text().split())
 
 
 def _cpu_seconds(process: psutil.Process) -> float:

@@ -49,7 +49,7 @@ def pack(
             these.
         devices: The devices to run on; by default the GPUs of this machine, else its cores. GPUs need
             `hydro-rasda[gpu]`. A function that lists devices is called again and again. Jobs of a device that it no
-            longer lists are stopped and wait again. A new device gets jobs.
+            longer lists are stopped and wait again. A new device gets jobs. A listed device keeps its first memory.
         policy: Decides which jobs share a device. By default, a job starts where half of its share is free, or a fifth
             of a GPU (`hydro_rasda.schedulers.worst_fit_overcommitted`).
         mps: True if jobs on a GPU compute at the same time through NVIDIA's Multi-Process Service, each with its
@@ -63,7 +63,7 @@ def pack(
 
     Returns:
         The record of each job. A job that fails does not keep the others from running. A job that is killed or runs out
-        of memory beside others runs once more, alone on its device.
+        of memory beside others runs once more, alone on a device with the most memory.
 
     Raises:
         ValueError: if an argument is wrong, or a job differs from the run's job of the same name.

@@ -5,9 +5,12 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from multiprocessing.connection import wait
 from typing import Any
 
+from hydro_rasda.common.argument_checks import require
+from hydro_rasda.common.interrupts import interrupts_put_off
 from hydro_rasda.packing import nvml
 from hydro_rasda.packing.devices import Device
 from hydro_rasda.packing.job_estimates import cache_key, recall_estimates
@@ -64,14 +67,16 @@ class Packer:
     def __exit__(self, *_: object) -> None:
         for process in self.running.values():
             process.stop()
-        for process in list(self.running.values()):
-            self._take_end(process)
-        self._daemons.stop()
-        self._estimates.keep(self._key)
+        try:
+            for process in list(self.running.values()):
+                self._take_end(process)
+        finally:
+            self._daemons.stop()
+            self._estimates.keep(self._key)
 
     def step(self) -> bool:
         """Measure jobs, start those that fit, and wait `LOOK_S` for one to end; return whether any job is left."""
-        self.devices = {device.name: device for device in self._listed()}
+        self.devices = {device.name: self._as_first_listed(device) for device in self._listed()}
         for process in self.running.values():
             if process.device.name not in self.devices:
                 process.stop()
@@ -86,6 +91,14 @@ class Packer:
         for process in [process for process in self.running.values() if process.over in ready]:
             self._take_end(process)
         return True
+
+    def _as_first_listed(self, device: Device) -> Device:
+        """Return a listed device with the memory that it had when it was first listed, in a row.
+
+        A list made anew, such as `[cpu()]`, would count the jobs' own memory as taken by other programs.
+        """
+        before = self.devices.get(device.name, device)
+        return before if replace(device, memory=before.memory) == before else device
 
     def _look(self) -> None:
         """Measure running jobs. If a device's jobs exceed its memory, stop the job that is most above its estimate."""
@@ -125,23 +138,38 @@ class Packer:
         unknown: list[Job] = []
         known: list[Job] = []
         alone: list[Job] = []
+        devices = list(self.devices.values())
+        most = max((device.memory for device in devices), default=0.0)
+        of_alike: dict[tuple[str, Estimate], Job | None] = {}  # thousands of jobs may wait, but of few kinds
         for record in self._grid.records.values():
             if record.state == "pending":
-                job = self._expected(record.name)
-                (unknown if job is None else alone if self._alone(record, job) else known).append(
-                    job or Job(record.name, 0.0, 1.0, 0.0)
-                )
-        alone = [job._replace(memory=0.0) for job in alone]
-        for jobs, policy in ((unknown, one_a_device), (known, self._policy), (alone, one_a_device)):
-            if jobs and self.devices:
-                for name, device in policy(jobs, [self._room(device) for device in self.devices.values()]):
+                task = self._grid.tasks[record.name]
+                alike = task.kind, task.estimate
+                if alike not in of_alike:
+                    of_alike[alike] = self._expected(record.name)
+                if (job := of_alike[alike]) is None:
+                    unknown.append(Job(record.name, 0.0, 1.0, 0.0))
+                elif record.alone or job.memory > most:
+                    alone.append(Job(record.name, 0.0, *job[2:]))
+                else:
+                    known.append(Job(record.name, *job[1:]))
+        largest = [device for device in devices if device.memory == most]
+        of_policy = (unknown, one_a_device, devices), (known, self._policy, devices), (alone, one_a_device, largest)
+        for jobs, policy, among in of_policy:
+            if jobs and among:
+                placed = policy(jobs, [self._room(device) for device in among])
+                _check_placed(placed, jobs, among)
+                for name, device in placed:
                     self._begin(name, self.devices[device])
 
     def _expected(self, name: str) -> Job | None:
-        """Return the expected needs of a job, with no more compute than the largest device has; None if unknown."""
+        """Return the expected needs of a job, with no more compute than a device has that holds it; None if unknown."""
         job = self._estimates.of(self._grid.tasks[name])
-        most = max((device.compute for device in self.devices.values()), default=0.0)
-        return None if job is None else job._replace(compute=min(job.compute, most))
+        if job is None:
+            return None
+        devices = self.devices.values()
+        fits = [device for device in devices if job.memory <= device.memory] or devices
+        return job._replace(compute=min(job.compute, max((device.compute for device in fits), default=0.0)))
 
     def _alone(self, record: JobRecord, job: Job) -> bool:
         return record.alone or job.memory > max((device.memory for device in self.devices.values()), default=0.0)
@@ -156,7 +184,8 @@ class Packer:
             job, record = self._expected(process.task.name), self._grid.records[process.task.name]
             if job is None or self._alone(record, job):
                 job = Job(record.name, device.memory, device.compute, 0.0)
-            there.append(job._replace(memory=max(job.memory, process.memory)))
+            left = max(0.0, job.seconds - process.seconds)
+            there.append(job._replace(memory=max(job.memory, process.memory), seconds=left))
         memory = device.memory - sum(job.memory for job in there)
         compute = device.compute - sum(job.compute for job in there)
         return Room(device.name, memory, compute, device.compute, tuple(there))
@@ -170,7 +199,8 @@ class Packer:
             self._before[device.name] = nvml.used_memory(device.gpu)
         # A job may use the whole device if it runs alone or if its needs are being measured.
         shared = self._shared(device, job.compute / device.compute if job is not None and not record.alone else 1.0)
-        self.running[name] = Process(self._grid.tasks[name], device, self._grid, expected, shared)
+        with interrupts_put_off():  # otherwise, nobody might know of a process that has just started
+            self.running[name] = Process(self._grid.tasks[name], device, self._grid, expected, shared)
 
     def _shared(self, device: Device, share: float) -> dict[str, str]:
         """Return environment variables for a job that computes beside others on a GPU; empty if jobs take turns."""
@@ -184,8 +214,8 @@ class Packer:
         end = self._grid.end(name)
         if end is None and not process.stopped:  # somebody else killed `run_job.py` before it wrote the end file
             end = {"exit": status or -signal.SIGTERM, "seconds": 0.0, "cpu": 0.0, "memory": 0.0}
-        gone = process.device.name not in {device.name for device in self._listed()}
-        self._settle(name, end, process.stopped or gone, process)
+        stopped = process.stopped or process.device.name not in {device.name for device in self._listed()}
+        self._settle(name, end, stopped, process)
 
     def _settle(self, name: str, end: JobEnd | None, stopped: bool, process: Process | None = None) -> None:
         """Record the new state of a job whose processes have all ended.
@@ -201,7 +231,7 @@ class Packer:
             measured = process.in_all(end) if process is not None else Estimate()
             self._estimates.learn(self._grid.tasks[name], measured)
             # `end["memory"]` is memory of the machine, so it counts only for a job on cores, not for one on a GPU.
-            on_cores = any(device.name == record.device and not device.gpu for device in self._listed())
+            on_cores = process is None and any(of.name == record.device and not of.gpu for of in self._listed())
             changed = {
                 "state": "complete",
                 "exit": 0,
@@ -232,3 +262,15 @@ class Packer:
         lines = self._grid.log_tail(name).strip().splitlines()
         what = _SIGNALS.get(-code, f"signal {-code}") if code < 0 else f"exit status {code}"
         return ": ".join([what, *lines[-1:]])
+
+
+def _check_placed(placed: object, jobs: Sequence[Job], devices: Sequence[Device]) -> None:
+    """Raise ValueError if a user's policy places a job twice, or something that it was not given."""
+    if placed == []:
+        return
+    names, where = {job.name for job in jobs}, {device.name for device in devices}
+    listed = isinstance(placed, list | tuple) and all(isinstance(pair, tuple) for pair in placed)
+    pairs: Sequence[tuple[Any, ...]] = placed if listed else [()]  # type: ignore[assignment]
+    holds = all(len(pair) == 2 and pair[0] in names and pair[1] in where for pair in pairs)
+    rule = "a list of (job, device), with each of the given jobs at most once"
+    require(holds and len({pair[0] for pair in pairs}) == len(pairs), "policy(...)", placed, rule)

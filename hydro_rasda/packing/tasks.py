@@ -49,7 +49,8 @@ class Task:
 
     Attributes:
         run: A command, as a list of its arguments (no shell reads them), or a function that cloudpickle can send to
-            another process. A function's value is kept as JSON, of at most 1 MiB. NaN comes back as None.
+            another process. A function's value is kept as JSON, of at most 1 MiB and 90 nested levels. NaN
+            and infinities come back as None.
         kind: Jobs of one kind correct each other's estimates. By default, the kind is the program and its first
             argument, as in "python train.py", or the function's name.
         name: A name that no other job has, of at most 200 bytes; by default the job's place in the list.
@@ -77,9 +78,9 @@ class Task:
 
     @property
     def what(self) -> list[str]:
-        """The identity of the job: its command, or its function's name with the arguments of a `partial`."""
+        """The job's identity: its command, or its function's name and `partial` arguments; long texts as digests."""
         if not callable(self.run):
-            return list(self.run)
+            return list(map(_shortened, self.run))
         given: list[str] = []
         if isinstance(self.run, partial):
             given = [_text(value) for value in self.run.args]

@@ -31,6 +31,7 @@ from typing import Any, NoReturn
 import torch
 
 from fusion.width.memory import peak_memory
+from hydro_rasda.common.interrupts import interrupts_put_off
 from hydro_rasda.data.open_files import open_files_again
 from hydro_rasda.processes.child_count import ONE_PROCESS
 from hydro_rasda.processes.die_with_parent import depend_on
@@ -113,7 +114,7 @@ def imap_forked(
             there = [i for i, _ in running.values()]
             for i in crowd.next(waiting, there, threads) if crowd is not None and waiting else tuple(waiting):
                 waiting.remove(i)
-                with _interrupts_put_off():
+                with interrupts_put_off():
                     connection, pid = _forked(pieces[i], threads)
                     running[connection], heard[connection] = (i, pid), time.monotonic()
             left = min(heard[c] for c in running) + pace.patience - time.monotonic()
@@ -282,23 +283,9 @@ def ending(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     if code == -signal.SIGKILL:
         return "SIGKILL, as where memory runs out"
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
-
-
-@contextlib.contextmanager
-def _interrupts_put_off() -> Iterator[None]:
-    """Delay Ctrl-C until the end of the context, because Python ignores errors in functions that it calls at a fork."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    caught: list[Any] = []
-    before = signal.signal(signal.SIGINT, lambda *given: caught.append(given))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
-    if caught and callable(before):
-        before(*caught[0])
+    if code >= 0:
+        return f"exit code {code}"
+    return next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
 
 
 NO_FORK = (

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median, median_low
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -115,16 +116,21 @@ def costs(stretches: Mapping[Stretch, Mapping[int, float]]) -> tuple[float | Non
         stretches: `stretches[stretch][trial]` is the seconds that an epoch of the stretch would have taken on one
             worker.
     """
-    compared: dict[int, list[float]] = {}
+    compared: dict[int, list[float]] = {}  # sorted, so that a median takes no time
     for _, seconds in sorted(stretches.items()):
-        known = [taken / median_low(compared[n]) for n, taken in seconds.items() if n in compared]
+        known = [taken / _middle(compared[n]) for n, taken in seconds.items() if n in compared]
         typical = median(known or seconds.values())
         for n, taken in seconds.items():
-            compared.setdefault(n, []).append(taken / typical)
-    relative = {n: median_low(ratios) for n, ratios in compared.items()}
+            insort(compared.setdefault(n, []), taken / typical)
+    relative = {n: _middle(ratios) for n, ratios in compared.items()}
     fewest = min((stretch.workers for stretch in stretches), default=1)
     each = [taken / relative[n] for s, of in stretches.items() if s.workers == fewest for n, taken in of.items()]
     return median(each) if each else None, relative
+
+
+def _middle(ordered: Sequence[float]) -> float:
+    """Return the lower median of sorted numbers."""
+    return ordered[(len(ordered) - 1) // 2]
 
 
 def restart_seconds(gaps: Sequence[float]) -> float | None:

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from os import PathLike
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -117,6 +118,7 @@ def read_columns(columns: Mapping[str, Sequence[Any]], metric: str | None, mode:
     rows = []
     for i in range(len(columns[str(chosen)])):
         at = {what: columns[name][i] for what, name in found.items() if name is not None}
+        require(at["trial"] not in (None, ""), "trial", at["trial"], f"given (row {i + 1})")
         value = _number(found["workers"], at.get("workers"), i)
         holds = math.isnan(value) or (1 <= value < math.inf and value == int(value))
         require(holds, "workers", value, f"an integer >= 1 (row {i + 1})")
@@ -229,7 +231,9 @@ def _reports(trial: Path) -> Iterator[Report]:
                     yield _flat(line)
     elif (trial / PROGRESS).is_file():
         with open(trial / PROGRESS, newline="", encoding="utf-8") as file:
-            yield from ({name: _plain(cell) for name, cell in line.items()} for line in csv.DictReader(file))
+            for line in csv.DictReader(file):
+                if None not in line.values():  # a line that a killed process left has fewer cells
+                    yield {name: _plain(cell) for name, cell in line.items()}
 
 
 def _flat(report: Report, within: str = "") -> dict[str, Any]:
@@ -298,6 +302,14 @@ def _gap(before: Report, line: Report, usual: Mapping[int, float]) -> float | No
     return max(0.0, float(line["timestamp"]) - float(before["timestamp"]) - trained)
 
 
+def _columns_of(frame: pd.DataFrame) -> dict[str, list[Any]]:
+    """Return the columns of a frame. A missing value is None, whatever pandas calls it."""
+    names = [str(name) for name in frame.columns]
+    require(len({*names}) == len(names), "run", names, "columns of different names")
+    cells = frame.astype(object).where(frame.notna(), None)
+    return {name: cells.iloc[:, i].tolist() for i, name in enumerate(names)}
+
+
 def read_past_run(run: str | Path | pd.DataFrame, metric: str | None = None, mode: Mode | None = None) -> PastRun:
     """Read a past run, or learning curves from another source.
 
@@ -318,10 +330,10 @@ def read_past_run(run: str | Path | pd.DataFrame, metric: str | None = None, mod
     check_text("metric", metric, optional=True)
     if mode is not None:
         check_mode(mode)
-    if not hasattr(run, "columns"):
-        check_path("run", run)
-    if not isinstance(run, (str, Path)):
-        return read_columns({str(name): run[name].tolist() for name in run.columns}, metric, mode)
+    if not isinstance(run, (str, PathLike)):
+        require(hasattr(run, "columns"), "run", run, "a path, or a pandas frame")
+        return read_columns(_columns_of(run), metric, mode)
+    check_path("run", run)
     path = Path(run).expanduser()
     if path.is_file():
         return read_csv(path, metric, mode)

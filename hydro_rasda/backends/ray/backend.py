@@ -25,6 +25,7 @@ from hydro_rasda.backends.ray.actor_messages import Bulletin, Reporter
 from hydro_rasda.backends.ray.nodes import Slots, answers, is_lost, living_nodes
 from hydro_rasda.backends.ray.rank_actors import actor_options
 from hydro_rasda.common.argument_checks import check_text, require
+from hydro_rasda.common.import_path import import_path
 from hydro_rasda.contracts import Devices
 from hydro_rasda.data import Shard
 from hydro_rasda.history.history import FINALISTS
@@ -295,7 +296,7 @@ def _start_ray(address: str | None) -> None:
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
         # Ray gets as many CPU slots as this process has threads. Its workers get this process's path for modules.
-        with _environment(PYTHONPATH=os.pathsep.join(sys.path)):
+        with _environment(PYTHONPATH=import_path()):
             ray.init(address="local", num_cpus=torch.get_num_threads(), include_dashboard=False, **options)
         return
     try:

@@ -148,7 +148,7 @@ def _start_fork_server(path: str) -> None:
     # Let numeric libraries use one thread, because a thread pool that they start on import does not survive a fork.
     environ = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if isinstance(path, str)),
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         # Without this, a user's module that calls `torch.cuda.is_available()` would keep all forks from using a GPU.

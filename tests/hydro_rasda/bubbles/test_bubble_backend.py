@@ -22,7 +22,7 @@ from hydro_rasda.bubbles.bubble_backend import BubbleDevices
 from hydro_rasda.bubbles.rendezvous import connect
 from hydro_rasda.common.trial import Trial
 from hydro_rasda.contracts import Group, History, Outcome, Span, Task, group_key
-from hydro_rasda.problem.problem import Problem
+from hydro_rasda.problem.problem import OwnLoop, Problem
 from hydro_rasda.run.state import Run
 from hydro_rasda.training.group_training import train_group
 from tests.hydro_rasda.scripted import open_run
@@ -260,3 +260,17 @@ def test_a_half_that_is_given_up_goes_on_later_from_all_that_it_had(
         kept.history |= trained(run, rest, 3).history
     expected = last_scores({n: unbroken.history[n] for n in there})
     assert last_scores(kept.history) == pytest.approx(expected, rel=1e-5)
+
+
+def test_each_trial_of_the_users_own_loop_goes_on_from_its_own_checkpoint(run: Run, tmp_path: Path) -> None:
+    run.problem = replace(run.problem, own_loop=OwnLoop(print, None, sweeps=True))
+    groups = Group("a", (0,), False), Group("a", (1,), False)
+    task = Task(group_key("sweep", Span(1, 2), (0, 1)), groups, ("of 0", "of 1"), Span(1, 2))
+    devices = BubbleDevices(run, tmp_path / "source", tmp_path / "problem", 2, 0.0)
+    try:
+        devices.start(0, task)
+        pieces = [piece.task for piece in devices._waiting]
+    finally:
+        devices.close()
+    assert [(piece.members, piece.sources) for piece in pieces] == [((0,), ("of 0",)), ((1,), ("of 1",))]
+    assert [piece.apart() for piece in pieces] == [[piece] for piece in pieces]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from hydro_rasda import LocalBackend, TuneResult, Worker, loguniform, tune
+from hydro_rasda import LocalBackend, RaceConfig, SweepConfig, TuneResult, Worker, loguniform, tune
 from hydro_rasda.bubbles import BubbleBackend
 from hydro_rasda.testing import Check, backend_checks
 from hydro_rasda.testing.backends import check_results
@@ -51,7 +51,9 @@ def narrow_or_wide(config: Mapping[str, Any], width_ratio: float = 1.0) -> nn.Mo
 
 def own_loop(folder: Path, backend: Any) -> TuneResult:
     space = {"rate": loguniform(1e-4, 1.0)}
-    asked: dict[str, Any] = {"metric": "loss", "num_samples": 6, "max_t": 4, "progress": False}
+    asked: dict[str, Any] = {"metric": "loss", "num_samples": 8, "max_t": 4, "progress": False}
+    # Several trials go on to the second milestone.
+    asked |= {"sweep": SweepConfig(reduction_factor=2), "race": RaceConfig(top_k=1)}
     return tune(narrow_or_wide, space, train=train, storage_path=folder, backend=backend, **asked)
 
 

@@ -197,3 +197,25 @@ def test_no_guest_is_started_where_memory_is_short(
     monkeypatch.setattr(host, "available_memory", lambda device: None)
     poor.start()
     assert poor.pid == 7, "not known: taken to be enough"
+
+
+def test_a_host_whose_first_guest_cannot_be_started_goes_on(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(host, "GuestProcess", fails)
+    schedule = SimpleNamespace(step=lambda: "stepped", _step_microbatches=print)
+    told = pytest.warns(UserWarning, match="no guest could be started.*no more processes")
+    with told, host.bubbles(schedule, tmp_path / "bubbles", leave_free=0) as guest:
+        assert (schedule.step(), guest.pid) == ("stepped", None)
+
+
+def test_a_schedule_has_the_step_again_that_its_user_gave_it() -> None:
+    schedule: Any = SimpleNamespace(step=lambda: "stepped", _step_microbatches=print)
+    guest: Any = SimpleNamespace(begin_step=lambda: None)
+    before = schedule.step
+    with host.watched(schedule, guest), host.watched(schedule, guest):
+        assert schedule.step() == "stepped"
+    assert schedule.step is before

@@ -14,7 +14,7 @@ from hydro_rasda.bubbles import BubbleBackend
 from hydro_rasda.bubbles.partial_units import GroupWork, TargetWork
 from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.contracts import Group, History, Outcome, Span, Task, full_size_task, group_key
-from hydro_rasda.problem.problem import Problem
+from hydro_rasda.problem.problem import OwnLoop, Problem
 from hydro_rasda.run.state import Run
 from hydro_rasda.training.retry_policy import Deaths
 from tests.hydro_rasda.models import mlp
@@ -178,3 +178,18 @@ def test_a_training_function_that_returns_early_ends_its_trial(
     result = quick(num_samples=2, max_t=3, race=race, backend=BubbleBackend(two_hosts), **at_full_size(full_size))
     assert result.finished
     assert {record.epochs for record in result.trials} <= {0, 1}
+
+
+@pytest.mark.parametrize(("score", "over"), [(math.nan, True), (0.05, True), (0.5, False)])
+def test_a_loop_of_the_users_own_is_over_where_its_worker_left_it(run: Run, score: float, over: bool) -> None:
+    """At full width, a score that is good enough ends a sweep's training, too. The training loss does not matter."""
+    own = replace(run.problem, own_loop=OwnLoop(print, None, sweeps=True))
+    run.problem = own.with_settings(sweep=replace(own.settings.sweep, surrogate=1))
+    history = [(1, {"train_loss": 1.0, "val_loss": score})]
+    group = GroupWork(run, Task("sweep/to-4/group-0", (Group("a", (0,), False),), (), Span(0, 4)), 1)
+    full_size = TargetWork(run, TASK, 1)
+    for work in (group, full_size):
+        list(work.begin())
+        left = work.took(work.task, Outcome.of_model(0, {"model": {}}, history, 1.0), go_on=True)
+        assert (work.done, not left) == (over, over)
+        run.store.discard(work.saved)

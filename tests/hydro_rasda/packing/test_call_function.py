@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from hydro_rasda.packing import job_states
+from hydro_rasda.packing import call_function, job_states
 from hydro_rasda.packing.call_function import of_array
 from hydro_rasda.run.files import read_file
 from tests.hydro_rasda.packing.test_pack import packed
@@ -38,3 +42,28 @@ def test_a_value_that_is_too_large_fails_its_job_alone(tmp_path: Path, monkeypat
     assert result.failed["0"].endswith("has more than 1000 bytes, the most that is read of it")
     assert result.failed["2"].endswith(": write it to a file")
     assert packed(tmp_path, jobs).values == [None, 1, None]
+
+
+def test_a_value_that_is_nested_too_deep_for_a_journal_fails_its_job_alone(tmp_path: Path) -> None:
+    def nested(levels: int) -> Any:
+        value: Any = np.ones(2)
+        for _ in range(levels):
+            value = {"in": [value]}
+        return value
+
+    jobs = [partial(nested, 44), partial(nested, 150), partial(abs, -1)]
+    for _ in range(2):
+        deep, deeper, plain = packed(tmp_path, jobs).jobs
+        assert (deep.state, deep.attempt, plain.value) == ("complete", 1, 1)
+        assert deeper.error.endswith("ValueError: the value is nested more than 90 levels deep: write it to a file")
+
+
+def test_a_function_of_the_first_folder_is_found_in_pythons_safe_mode(tmp_path: Path) -> None:
+    """Python then puts no folder of a program in front."""
+    (tmp_path / "helper.py").write_text("def f(): return 3")
+    (tmp_path / "function").write_bytes(b"chelper\nf\n.")
+    command = [sys.executable, call_function.__file__, str(tmp_path / "function"), str(tmp_path / "value")]
+    for safe in ("", "1"):
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": safe}
+        subprocess.run(command, env=environment, check=True)
+        assert (tmp_path / "value").read_text() == "3"

@@ -301,3 +301,18 @@ def test_a_job_whose_share_of_a_gpu_the_driver_does_not_tell_is_run(
 def test_a_device_without_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         Device(**{"name": "gpu", "memory": 1, name: 0})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"name": 0}, "`name` is 0, but must be a text"),
+        ({"gpu": None}, "`gpu` is None, but must be a text"),
+        ({"environment": ["A=1"]}, r"`environment` is \['A=1'\], but must be a dict of texts"),
+        ({"environment": {"A=B": "1"}}, "`environment` is 'A=B', but must be a dict whose keys are names"),
+        ({"environment": {"CUDA": 0}}, r"`environment\['CUDA'\]` is 0, but must be a text"),
+    ],
+)
+def test_a_device_whose_jobs_could_not_start_is_refused(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        Device(**{"name": "gpu", "memory": 1.0, **wrong})

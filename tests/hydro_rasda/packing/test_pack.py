@@ -22,7 +22,7 @@ from hydro_rasda.packing.job_states import Grid
 from hydro_rasda.packing.packer import OUT_OF_MEMORY
 from hydro_rasda.packing.tasks import tasks_of
 from hydro_rasda.run.run_folder import Store
-from hydro_rasda.schedulers.packing_policy import Job, Placed, Room, first_fit
+from hydro_rasda.schedulers.packing_policy import Job, Placed, Room, first_fit, worst_fit_decreasing
 
 MB = 1e6
 SMALL = Estimate(20 * MB, 0.5, 1)
@@ -323,3 +323,89 @@ def test_what_was_kept_of_an_earlier_call_may_be_odd(tmp_path: Path, own_cache: 
     for odd in ({"estimates": 3}, {"estimates": {"memory of kind": -1}}):
         file.write_text(json.dumps({**kept, **odd}))
         assert not packed(tmp_path, [["true"]], name=f"with-{len(str(odd))}").failed
+
+
+@pytest.mark.parametrize(("estimate", "attempts"), [(SMALL, 2), (Estimate(8e9, 0.5), 1)])
+def test_a_job_alone_has_a_device_of_the_most_memory(tmp_path: Path, estimate: Estimate, attempts: int) -> None:
+    devices = [Device(name, memory, 1, {"ON": name}) for name, memory in (("small", 1e9), ("large", 2e9))]
+    jobs = [Task(script("if os.environ['ON'] == 'small': raise MemoryError"), estimate)]
+    (job,) = packed(tmp_path, jobs, devices).jobs
+    assert (job.state, job.attempt, job.device) == ("complete", attempts, "large")
+
+
+def test_a_job_needs_no_more_compute_than_a_device_has_that_holds_it(tmp_path: Path) -> None:
+    devices = [Device("roomy", 4e9, 1), Device("fast", 1e9, 2)]
+    (job,) = packed(tmp_path, [Task(["true"], Estimate(2e9, 1.5))], devices, policy=worst_fit_decreasing).jobs
+    assert (job.state, job.device) == ("complete", "roomy")
+
+
+def test_a_policy_is_told_how_long_running_jobs_still_take(tmp_path: Path) -> None:
+    left: list[float] = []
+
+    def policy(jobs: Sequence[Job], rooms: Sequence[Room]) -> list[Placed]:
+        left.extend(job.seconds for job in rooms[0].jobs)
+        return first_fit(jobs, rooms)
+
+    jobs = [Task(["sleep", "0.6"], Estimate(1e6, 1.0, 100), kind=str(i)) for i in range(2)]
+    packed(tmp_path, jobs, [cores(1)], policy=policy)
+    assert left
+    assert all(90 < seconds < 100 for seconds in left)
+
+
+def test_a_device_keeps_the_memory_with_which_it_was_first_listed(tmp_path: Path) -> None:
+    """As the free memory of cores, which is less once jobs run there."""
+    asked = tmp_path / "asked"
+    asked.write_text("")
+
+    def devices() -> list[Device]:
+        asked.write_text(asked.read_text() + "x")
+        return [cores(memory=2e9 if len(asked.read_text()) < 5 else 1e6)]
+
+    waits = script("while len(open(a[0]).read()) < 8: time.sleep(0.02)", asked)
+    result = packed(tmp_path, [Task(waits, SMALL), Task(waits, SMALL)], devices)
+    assert [(job.state, job.attempt) for job in result.jobs] == [("complete", 1)] * 2
+
+
+@pytest.mark.parametrize("listed", [ZeroDivisionError, None])
+def test_jobs_have_ended_where_devices_cannot_be_listed_any_more(tmp_path: Path, listed: Any) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+
+    def devices() -> list[Device]:
+        if len(list(here.iterdir())) < 2:
+            return [cores()]
+        if listed is None:
+            return None  # type: ignore[return-value]
+        raise listed
+
+    jobs = [Task(script("open(f'{a[0]}/{os.getppid()}', 'w')\n" + FOREVER, here), SMALL) for _ in range(2)]
+    with pytest.raises(ZeroDivisionError if listed else ValueError):
+        packed(tmp_path, jobs, devices)
+    assert not any(psutil.pid_exists(int(file.name)) for file in here.iterdir())
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_a_job_whose_start_is_interrupted_ends_with_the_call(tmp_path: Path) -> None:
+    code = f"""
+import os, signal
+from hydro_rasda.packing import Device, Estimate, Task, job_process, pack
+start, pids = job_process.start_child, []
+def interrupted(*given):
+    pids.append(start(*given))
+    os.kill(os.getpid(), signal.SIGINT)
+    return pids[-1]
+job_process.start_child = interrupted
+try:
+    jobs = [Task(["sleep", "1000"], Estimate(1e6, 0.1)) for _ in range(3)]
+    pack(jobs, [Device("cpu", 2e9, 2)], storage_path={str(tmp_path)!r}, verbose=False)
+except KeyboardInterrupt:
+    print([os.path.exists(f"/proc/{{child.pid}}") for child in pids])
+"""
+    found = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, text=True)
+    assert found.stdout == "[False]\n"
+
+
+@pytest.mark.parametrize("placed", [None, [("0", "other")], [("other", "cpu")], [("0", "cpu")] * 2, ["0"]])
+def test_a_policy_that_places_no_job_of_its_own_is_refused(tmp_path: Path, placed: Any) -> None:
+    with pytest.raises(ValueError, match=r"`policy\(\.\.\.\)` is .*, but must be a list of \(job, device\)"):
+        packed(tmp_path, [Task(["true"], SMALL)], policy=lambda jobs, rooms: placed)

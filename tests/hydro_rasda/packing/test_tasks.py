@@ -65,9 +65,15 @@ def test_what_cannot_be_run_is_refused(run: Any, told: str) -> None:
 
 
 def test_the_longest_argument_that_is_taken_is_run() -> None:
-    word = "x" * (LONGEST_WORD - 1)
-    task = Task(["echo", word])
-    assert subprocess.run(list(task.what), capture_output=True, check=True).stdout.decode() == f"{word}\n"
+    command = ["echo", "x" * (LONGEST_WORD - 1)]
+    assert Task(command).run == command
+    assert subprocess.run(command, capture_output=True, check=True).stdout.decode() == f"{command[1]}\n"
+
+
+def test_a_long_command_is_told_from_others_by_a_digest() -> None:
+    one, other = (Task(["echo", "x" * 100_000 + end]).what for end in "ab")
+    assert one != other
+    assert len("".join(one)) < 100
 
 
 def test_a_command_may_have_all_the_bytes_that_are_told() -> None:

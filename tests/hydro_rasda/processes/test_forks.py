@@ -164,7 +164,13 @@ def test_errors_that_only_say_that_another_rank_did_not_come(error: str, holds: 
 
 @pytest.mark.parametrize(
     ("status", "told"),
-    [(9, "SIGKILL, as where memory runs out"), (11, "SIGSEGV"), (3 << 8, "exit code 3"), (0, "exit code 0")],
+    [
+        (9, "SIGKILL, as where memory runs out"),
+        (11, "SIGSEGV"),
+        (40, "signal 40"),
+        (3 << 8, "exit code 3"),
+        (0, "exit code 0"),
+    ],
 )
 def test_the_end_of_a_process_in_words(status: int, told: str) -> None:
     assert ending(status) == told

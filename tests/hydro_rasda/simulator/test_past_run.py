@@ -1,5 +1,6 @@
 """A past run as a workload: journals written by the library's own store."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.simulator import SweepCost, read_past_run
-from hydro_rasda.simulator.past_run import continued
+from hydro_rasda.simulator.past_run import Stretch, continued, costs
 
 NAN, INF = np.nan, np.inf
 
@@ -250,3 +251,12 @@ def test_bad_input(tmp_path: Path, record: Callable[..., Path]) -> None:
         read_past_run(tmp_path)
     with pytest.raises(ValueError, match=r"`run` is .*, but must have trained at least one epoch"):
         read_past_run(record())
+
+
+def test_the_costs_of_long_trainings_take_no_time() -> None:
+    stretches = {Stretch(1, t, t): {0: 1.0 + t % 7, 1: 2.0 + 2 * (t % 7)} for t in range(20_000)}
+    began = time.monotonic()
+    seconds, relative = costs(stretches)
+    assert time.monotonic() - began < 5
+    assert relative[1] == 2 * relative[0]
+    assert seconds == 4.0 * 1.5

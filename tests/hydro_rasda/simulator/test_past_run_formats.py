@@ -165,3 +165,33 @@ def test_an_experiment_without_the_metric(tmp_path: Path) -> None:
     (tmp_path / "train_0" / "result.json").write_text(report(1, 3.0, 30, 130))
     with pytest.raises(ValueError, match=r"`metric` is 'accuracy', but must be one of \['loss'\]"):
         read_past_run(tmp_path, "accuracy", "max")
+
+
+def test_cells_that_pandas_calls_missing_are_empty() -> None:
+    run = read_past_run(FRAME, mode="min")
+    same(read_past_run(FRAME.convert_dtypes(), mode="min"), run)
+
+
+def test_columns_of_one_name_and_rows_without_a_trial_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"`run` is \[.*'loss'\], but must be columns of different names"):
+        read_past_run(pd.concat([FRAME, FRAME["loss"]], axis=1), metric="loss", mode="min")
+    with pytest.raises(ValueError, match=r"`trial` is None, but must be given \(row 2\)"):
+        read_past_run(FRAME.assign(trial_id=FRAME["trial_id"].where(FRAME.index != 1)), mode="min")
+    (tmp_path / "curves.csv").write_text("trial,epoch,loss\na,1,3.0\n,2,2.0\n")
+    with pytest.raises(ValueError, match=r"`trial` is '', but must be given \(row 2\)"):
+        read_past_run(tmp_path / "curves.csv", mode="min")
+
+
+def test_a_line_that_a_killed_tune_left_unfinished_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "train_0").mkdir()
+    (tmp_path / "train_0" / "progress.csv").write_text("loss,training_iteration,trial_id\n3.0,1,a\n2.0,2,a\n1.0")
+    assert read_past_run(tmp_path, mode="min").workload.scores.tolist() == [[3, 2]]
+
+
+def test_a_file_may_be_given_by_any_kind_of_path(tmp_path: Path) -> None:
+    class At:
+        def __fspath__(self) -> str:
+            return str(tmp_path / "curves.csv")
+
+    FRAME.to_csv(tmp_path / "curves.csv", index=False)
+    same(read_past_run(At(), mode="min"), read_past_run(FRAME, mode="min"))  # type: ignore[arg-type]
