@@ -367,3 +367,19 @@ def test_characters_that_an_encoding_lacks_are_escaped() -> None:
     PrintableConsole(file=file).print("nä 日 [1]", markup=False)
     file.seek(0)
     assert file.read() == "n\\xe4 \\u65e5 [1]\n"
+
+
+def test_a_removed_working_directory_costs_no_result(
+    quick: Callable[..., TuneResult],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    result = quick(progress=True, space={"lr": loguniform(1e-3, 0.3)}, num_samples=2, max_t=1)
+    said = capsys.readouterr().out
+    assert said.splitlines()[0] == f"Run folder: {result.path}"
+    assert said.endswith(f"hydro-rasda report {result.path}\n")
