@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
@@ -188,6 +189,8 @@ def _category(value: Any) -> Any:
     """Return a value as Optuna can store it: JSON if it is no plain value."""
     if isinstance(value, float):
         return math.nan if math.isnan(value) else value  # one object, so that NaN is one category
+    if isinstance(value, int) and abs(value) > sys.float_info.max:  # Optuna compares categories as floats
+        return str(value)
     value = jsonable(value)
     return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(value)
 
