@@ -13,7 +13,6 @@ import io
 import math
 import re
 import struct
-import sys
 import time
 import zlib
 from collections import Counter
@@ -147,9 +146,10 @@ class TrialLogger:
 
 def plain(value: Any) -> bool | int | float | str:
     """Return a value of a configuration in a form that every logger can store."""
-    if isinstance(value, int) and abs(value) > sys.float_info.max:  # TensorBoard keeps numbers as floats
-        return str(value)
-    return value if isinstance(value, (bool, int, float, str)) else getattr(value, "__name__", None) or str(value)
+    if isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < 2**63):  # the integers of NumPy
+        return value
+    text: str = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
+    return text.encode(errors="backslashreplace").decode()  # the name of a file may hold bytes that are not UTF-8
 
 
 COLUMNS = ("run", "trial", "heat", "epoch", "seconds", "metric", "value")

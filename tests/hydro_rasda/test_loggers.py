@@ -500,14 +500,15 @@ def test_files_of_loggers_take_folders_of_any_name(tmp_path: Path, name: str) ->
     assert row["run"].startswith(name[:3])
 
 
-def test_tensorboard_keeps_an_integer_beyond_floats_as_text(tmp_path: Path) -> None:
+def test_tensorboard_keeps_large_integers_and_odd_texts_as_texts(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     logger = TensorBoardLogger(tmp_path)
-    events = began(tmp_path / "run"), TrialConfigured(seconds=1.0, trial=0, config={"seed": 10**400}), epoch(0, 1)
-    for event in (*events, RunEnded(seconds=1.0)):
+    config = {"seed": 2**70, "size": 10**400, "file": os.fsdecode(b"caf\xe9")}
+    for event in (began(tmp_path / "run"), TrialConfigured(seconds=1.0, trial=0, config=config), epoch(0, 1)):
         logger.on_event(event)
+    logger.on_event(RunEnded(seconds=1.0))
     (file,) = tmp_path.glob("*/trial-0/*")
-    assert b"1" + 400 * b"0" in file.read_bytes()
+    assert all(text in file.read_bytes() for text in (b"%d" % 2**70, b"1" + 400 * b"0", rb"caf\udce9"))
 
 
 @pytest.mark.parametrize(("make", "named"), [(CSVLogger, "path"), (TensorBoardLogger, "folder")])
