@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import io
 import math
+import random
 import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -383,3 +384,28 @@ def test_a_removed_working_directory_costs_no_result(
     said = capsys.readouterr().out
     assert said.splitlines()[0] == f"Run folder: {result.path}"
     assert said.endswith(f"hydro-rasda report {result.path}\n")
+
+
+class Counted(dict[int, tuple[float, int]]):
+    """Scores that count how often all of them are read."""
+
+    reads = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.reads += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_the_leader_is_found_without_reading_all_scores_at_each_epoch(mode: Literal["min", "max"]) -> None:
+    progress, _ = shown(HeatBegan(seconds=0.0, heat="sweep", epochs=900), mode=mode)
+    progress._scores["sweep"] = scores = Counted()
+    draw, best = random.Random(0), min if mode == "min" else max
+    for trial in range(300):
+        progress.on_event(scored("sweep", trial, draw.random()))
+        assert progress._leader().startswith(f"trial {best(scores, key=lambda n: scores[n][0])} leads")
+    assert scores.reads <= 300 + 3  # those of this test
+    for _ in range(300):
+        value = draw.choice([None, draw.random()])
+        progress.on_event(scored("sweep", draw.randrange(300), value, epoch=2))
+        assert progress._leader().startswith(f"trial {best(scores, key=lambda n: scores[n][0])} leads")
