@@ -14,12 +14,14 @@ import math
 import re
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydro_rasda.common.argument_checks import require
+from hydro_rasda.common.argument_checks import check_path, require
 from hydro_rasda.common.optional_packages import needed_by
 from hydro_rasda.history.lines import number_of
 from hydro_rasda.records.records import flat
@@ -144,7 +146,10 @@ class TrialLogger:
 
 def plain(value: Any) -> bool | int | float | str:
     """Return a value of a configuration in a form that every logger can store."""
-    return value if isinstance(value, (bool, int, float, str)) else getattr(value, "__name__", None) or str(value)
+    if isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < 2**63):  # the integers of NumPy
+        return value
+    text: str = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
+    return text.encode(errors="backslashreplace").decode()  # the name of a file may hold bytes that are not UTF-8
 
 
 COLUMNS = ("run", "trial", "heat", "epoch", "seconds", "metric", "value")
@@ -162,6 +167,8 @@ class CSVLogger(TrialLogger):
 
     def __init__(self, path: str | Path | None = None) -> None:
         super().__init__()
+        if path is not None:
+            check_path("path", path)
         self._asked, self._path, self._run = path, Path(), ""
         self._logged: dict[tuple[int, str], int] = {}
 
@@ -196,7 +203,7 @@ class CSVLogger(TrialLogger):
         self._append([(self._run, trial.number, heat, epoch, round(seconds, 3), *each) for each in told])
 
     def _append(self, rows: Sequence[Sequence[object]]) -> None:
-        with io.TextIOWrapper(append_to(self._path), newline="") as file:
+        with io.TextIOWrapper(append_to(self._path), encoding="utf-8", newline="") as file:
             csv.writer(file).writerows(rows)
 
 
@@ -230,9 +237,10 @@ class MLflowLogger(TrialLogger):
         name = self._asked or event.path.name
         known = client.get_experiment_by_name(name)
         self._experiment = client.create_experiment(name) if known is None else known.experiment_id
-        # Continue the MLflow runs of an earlier process of this run.
-        own = f"tags.hydro_rasda = {self._run!r}"
-        runs = client.search_runs([self._experiment], own, max_results=50_000)
+        # Continue the MLflow runs of an earlier process of this run. Search by the end of its name, because MLflow's
+        # filters have no escapes for quotes and backslashes in the rest.
+        found = client.search_runs([self._experiment], f"tags.hydro_rasda LIKE '%{self._run[-9:]}'", max_results=50_000)
+        runs = [run for run in found if run.data.tags["hydro_rasda"] == self._run]
         self._ids = {int(run.data.tags["trial"]): run.info.run_id for run in runs}
         self._logged = {int(run.data.tags["trial"]): dict(run.data.metrics) for run in runs}
 
@@ -247,14 +255,16 @@ class MLflowLogger(TrialLogger):
         run = self._client.create_run(self._experiment, tags=tags)
         self._ids[trial.number] = run.info.run_id
         entities = self._mlflow.entities
-        params = [entities.Param(_mlflow_name(name), str(plain(value))) for name, value in trial.config.items()]
+        names = _mlflow_names(trial.config)
+        params = [entities.Param(names[name], str(plain(value))) for name, value in trial.config.items()]
         self._client.log_batch(run.info.run_id, params=params)
 
     def log(self, trial: Logged, heat: str, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
         now, entities = int(time.time() * 1000), self._mlflow.entities
         values = {f"{heat}/{name}": value for name, value in metrics.items() if math.isfinite(value)}
         values[f"{heat}/epoch"] = epoch  # `begin` of a resumed run reads from it which epochs are logged
-        logged = [entities.Metric(_mlflow_name(name), value, now, epoch) for name, value in values.items()]
+        names = _mlflow_names(f"{heat}/{name}" for name in [*metrics, "epoch"])
+        logged = [entities.Metric(names[name], value, now, epoch) for name, value in values.items()]
         self._client.log_batch(self._ids[trial.number], metrics=logged)
 
     def close(self, trial: Logged, status: str) -> None:
@@ -262,9 +272,17 @@ class MLflowLogger(TrialLogger):
         self._client.set_terminated(self._ids[trial.number], _STATUS[status])
 
 
-def _mlflow_name(name: str) -> str:
-    """Return a name that MLflow accepts. It refuses other characters, such as the one in "val_recall@10"."""
-    return re.sub(r"[^/\w.\- :]", "_", name)
+def _mlflow_names(names: Iterable[str]) -> dict[str, str]:
+    """Map names to names that MLflow accepts. It refuses other characters, such as the one in "val_recall@10".
+
+    If several names would become the same, those that change get a digest.
+    """
+    taken = {name: re.sub(r"[^/\w.\- :]", "_", name) for name in names}
+    counts = Counter(taken.values())
+    for name, new in taken.items():
+        if new != name and counts[new] > 1:
+            taken[name] = f"{new}_{zlib.crc32(name.encode(errors='surrogatepass')):08x}"
+    return taken
 
 
 class TensorBoardLogger(TrialLogger):
@@ -280,6 +298,8 @@ class TensorBoardLogger(TrialLogger):
 
     def __init__(self, folder: str | Path | None = None) -> None:
         super().__init__()
+        if folder is not None:
+            check_path("folder", folder)
         self._asked, self._folder, self._inside = folder, Path(), 0
         self._files: dict[int, EventFile] = {}
         self._logged: dict[int, dict[str, int]] = {}

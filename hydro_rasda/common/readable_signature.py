@@ -20,11 +20,10 @@ class _Wrapped(inspect.Signature):
     """A signature whose text has a line for each argument."""
 
     def __str__(self) -> str:
-        shown: list[str] = []
-        for parameter in self.parameters.values():
-            if parameter.kind is parameter.KEYWORD_ONLY and "*" not in shown:
-                shown.append("*")
-            shown.append(str(parameter))
+        parameters = [*self.parameters.values()]
+        shown, kinds = [*map(str, parameters)], [parameter.kind for parameter in parameters]
+        if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
+            shown.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
         return "(\n" + "".join(f"    {line},\n" for line in shown) + f") -> {self.return_annotation}"
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from hydro_rasda.common.secret_masking import HIDDEN, Secret
+
 _POWERS = 1e6
 """Numbers of at least this size are shown with a power of ten."""
 
@@ -17,6 +19,8 @@ def show(value: Any, digits: int = 3) -> str:
     """
     if value is None:
         return ""
+    if isinstance(value, Secret):
+        return HIDDEN
     if isinstance(value, float):
         if 1 <= abs(value) < _POWERS:
             return f"{float(f'{value:.{digits - 1}e}'):.15g}"
@@ -72,4 +76,4 @@ def numbers_first(value: Any) -> tuple[int, float, str]:
     >>> sorted(["b", 3, "a", 0.5, True], key=numbers_first)
     [0.5, True, 3, 'a', 'b']
     """
-    return (0, float(value), "") if isinstance(value, (int, float)) else (1, 0.0, str(value))
+    return (0, value, "") if isinstance(value, (int, float)) else (1, 0.0, str(value))

@@ -19,14 +19,15 @@ from hydro_rasda.history.scores import averages_lost, deciding_curve, end_of, go
 from hydro_rasda.history.winner import best_of
 from hydro_rasda.run.events import RungDecided
 from hydro_rasda.run.record_full_size import (
-    another_chance,
-    drop_lost_winner,
     end_by_score,
+    failed_before_change,
+    lost_winner,
     record_done,
     record_epochs,
     record_failure,
     record_refit,
     source_of,
+    try_again,
 )
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.time_left import Piece
@@ -78,12 +79,18 @@ class Race(Heat):
     def between(self, finalists: Sequence[int]) -> list[int]:
         """Train the finalists; see `train_finalists`."""
         run, history = self._run, self._run.history
-        again = another_chance(run, finalists) or drop_lost_winner(run, finalists)
-        if again or history.entrants != list(finalists):
+        again = failed_before_change(run, finalists)
+        lost = None if again else lost_winner(run, finalists)
+        if again or lost is not None or history.entrants != list(finalists):
             key = ENTERED  # an earlier race keeps its name, so that what began early before it still counts
             while key in run.store.units():
                 key += "/again"
             run.record(key, Unit(list(finalists)))
+        # If the process is killed before these lines, the next one finds the same trials, which then enter once more.
+        for number in again:
+            try_again(run, number)
+        if lost is not None:
+            source_of(run, lost)
         self._has_entered, self._began = True, history.began(self.name)
         self.under_way &= {*finalists}  # forget trials that began early but did not enter
         was_over = is_race_over(history, finalists)

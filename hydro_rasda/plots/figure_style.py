@@ -61,7 +61,7 @@ def is_empty(figure: Figure) -> bool:
 
 def escaped(value: Any) -> str:
     """Return a user's value as escaped text, because Plotly would read `<b>` as bold."""
-    return html.escape(show(value, 4) if not isinstance(value, str) else value, quote=False)
+    return html.escape(show(value, 4), quote=False)
 
 
 def describe(trial: TrialRecord) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+from hydro_rasda.common.argument_checks import is_metric
 from hydro_rasda.history.lineage import Ancestor, Copy, decided_copies
 from hydro_rasda.plots.figure_style import (
     BEST,
@@ -105,14 +106,18 @@ def front(result: RunRecord) -> Figure:
     return figure
 
 
-def population(result: RunRecord, name: str = "lr") -> Figure:
+def population(result: RunRecord, name: str | None = None) -> Figure:
     """Draw one hyperparameter of all trials over the sweep's epochs, with PBT's copies and the best trial's lineage.
 
     Args:
-        name: A hyperparameter that copies change.
+        name: A hyperparameter whose values are numbers. None takes `lr`; if copies do not change it, the first
+            hyperparameter that they change.
     """
     copies = [copy for together in decided_copies(journal_of(result)) for copy in together]
-    copies = [copy for copy in copies if name in copy.before and name in copy.after]
+    if name is None:
+        changed = [key for copy in copies for key in copy.after if copy.after[key] != copy.before.get(key)]
+        name = "lr" if "lr" in changed or not changed else changed[0]
+    copies = [copy for copy in copies if is_metric(copy.before.get(name)) and is_metric(copy.after.get(name))]
     if not copies:
         return nothing(f"no trial went on as a copy with another {name}: the sweep is no population")
     go, told = graph_objects(), escaped(name)
@@ -121,7 +126,7 @@ def population(result: RunRecord, name: str = "lr") -> Figure:
         for record in result.trials
         if record.sweep_epochs
         for life in _lives(record, copies)
-        if name in life.config
+        if is_metric(life.config.get(name))
     ]
     figure = new_figure(xaxis={"title": {"text": "epoch of the sweep"}}, yaxis={"title": {"text": told}})
     values = [float(life.config[name]) for life in lives]
@@ -143,7 +148,7 @@ def population(result: RunRecord, name: str = "lr") -> Figure:
     figure.add_trace(go.Scatter(spans, **look, name="trials", line={"color": FAINT, "width": 1.5}))
     marked = {"mode": "lines+markers", "marker": {"size": [0, 5, 0] * len(copies)}}
     figure.add_trace(go.Scatter(jumps, **look | marked, name="copies", line={"color": FINALISTS[0], "width": 1}))
-    ancestors = [ancestor for ancestor in result.lineage(result.best_trial) if name in ancestor.config]
+    ancestors = [ancestor for ancestor in result.lineage(result.best_trial) if is_metric(ancestor.config.get(name))]
     lineage = {
         "x": [at for ancestor in ancestors for at in (ancestor.start, ancestor.stop)],
         "y": [figures_of(ancestor.config[name]) for ancestor in ancestors for _ in range(2)],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import math
+import sys
 import warnings
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hydro_rasda.common.argument_checks import is_metric, require
 from hydro_rasda.common.optional_packages import needed_by
 from hydro_rasda.common.short_values import counted, numbers_first, show
 from hydro_rasda.plots.figure_style import (
@@ -52,7 +54,7 @@ def slices(result: RunRecord, names: Sequence[str] | None = None) -> Figure:
         names: Hyperparameters; None for all that differ between trials. A nested hyperparameter is named "a/b".
     """
     go, trials = graph_objects(), thinned(scored(result), _DOTS)
-    names = list(varied(result) if names is None else names)
+    names = list(varied(result) if names is None else _known(result, "names", names))
     if not trials or not names:
         return nothing(too_few(result))
     columns = min(3, len(names))
@@ -91,6 +93,8 @@ def score_map(result: RunRecord, x: str | None = None, y: str | None = None) -> 
         x: A hyperparameter; None takes the most important one.
         y: Another hyperparameter; None takes the most important one that is left.
     """
+    _known(result, "x", [] if x is None else [x])
+    _known(result, "y", [] if y is None else [y])
     if x is None or y is None:
         others = [n for n in dict.fromkeys([*importance_of(result), *varied(result)]) if n not in (x, y)]
         x = x or (others.pop(0) if others else None)
@@ -145,7 +149,8 @@ def parallel_coordinates(result: RunRecord, names: Sequence[str] | None = None) 
     Args:
         names: Hyperparameters, in the order of their axes; None for all that differ between trials.
     """
-    names, order = list(varied(result) if names is None else names), [*enumerate(begun(result), 1)]
+    names = list(varied(result) if names is None else _known(result, "names", names))
+    order = [*enumerate(begun(result), 1)]
     if len(order) < 2 or not names:
         return nothing(too_few(result))
     last = order[-1][0]
@@ -213,6 +218,15 @@ def _where(trial: TrialRecord) -> str:
     return f"trial {trial.trial}, {counted(trial.sweep_epochs, 'epoch')} on its surrogate"
 
 
+def _known(result: RunRecord, argument: str, names: Sequence[str]) -> Sequence[str]:
+    """Return names of hyperparameters; ValueError if a trial has begun and no trial has a hyperparameter of a name."""
+    require(not isinstance(names, str), argument, names, "a list of hyperparameters")
+    known = dict.fromkeys(name for trial in result.trials for name in flat(trial.config))
+    for name in names if known else ():
+        require(name in known, argument, name, f"a hyperparameter of the run: one of {[*known]}")
+    return names
+
+
 def _evenly_drawn(record: RunRecord) -> Set[str]:
     """Return the names of hyperparameters that the run's space draws evenly, such as by `uniform`."""
     try:
@@ -235,7 +249,7 @@ def _axis(name: str, trials: Sequence[TrialRecord], even: Set[str]) -> tuple[lis
     values = [config.get(name, _ABSENT) for config in configs]
     there = [value for value, config in zip(values, configs) if name in config]
     axis: dict[str, Any] = {"title": {"text": escaped(name)}}
-    numbers = [v for v in there if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)]
+    numbers = [v for v in there if is_metric(v) and abs(v) <= sys.float_info.max]
     few = len(set(map(repr, there))) <= _NAMED and all(isinstance(value, int) for value in there)
     if there and len(numbers) == len(there) and not few:
         span = max(numbers) / min(numbers) if min(numbers) > 0 else 1.0
@@ -361,7 +375,7 @@ def importance_of(result: RunRecord) -> dict[str, float]:
     study = places(result, _FOR_IMPORTANCE)
     trials = study.get_trials(deepcopy=False)
     alike = len({trial.value for trial in trials}) < 2
-    if len(trials) < FEWEST or alike or not trials[0].params:
+    if len(trials) < FEWEST or alike or not any(trial.params for trial in trials):
         return {}
     with needed_by("an importance", "report"):
         from optuna.importance import FanovaImportanceEvaluator, PedAnovaImportanceEvaluator, get_param_importances

@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +118,7 @@ def _distribution(laws: Set[str], values: Sequence[Any]) -> BaseDistribution:
     """Translate the domains (`laws`) that one key has in the branches of the space to Optuna's terms."""
     if len(laws) == 1:
         return distribution(min(laws), values)
-    numeric = all(map(is_metric, values))
+    numeric = all(map(_is_number, values))
     return _span(values) if numeric else _categories("", values)
 
 
@@ -131,7 +132,7 @@ def distribution(words: str, values: Sequence[Any]) -> BaseDistribution:
     """
     from optuna.distributions import FloatDistribution, IntDistribution
 
-    found, numeric = RANGE.fullmatch(words), all(map(is_metric, values))
+    found, numeric = RANGE.fullmatch(words), all(map(_is_number, values))
     if found is None or not numeric:
         return _span(values) if numeric and values and _UNBOUNDED.fullmatch(words) else _categories(words, values)
     low, high = ast.literal_eval(found["low"]), ast.literal_eval(found["high"])
@@ -139,12 +140,26 @@ def distribution(words: str, values: Sequence[Any]) -> BaseDistribution:
     integer = found["kind"] == "integer"
     if integer and step is None:
         high -= 1  # Optuna includes the upper bound; Ray Tune does so only if values are multiples of q
-    make = IntDistribution if integer and all(isinstance(value, int) for value in values) else FloatDistribution
+    make = IntDistribution if integer and all(map(_is_exact, values)) else FloatDistribution
     outside = any(not low <= value <= high or (step and not _multiple(value - low, step)) for value in values)
     if outside:
         return make(min(low, *values), max(high, *values), log=log and min(values) > 0)
     # Optuna does not allow `step` together with `log=True`.
     return make(low, high, log=log, **({"step": step} if step is not None and not log else {}))
+
+
+def _is_number(value: Any) -> bool:
+    """Tell whether a value is a finite number that Optuna can compute with. Other numbers become categories."""
+    return is_metric(value) and abs(value) < _LARGEST
+
+
+_LARGEST = 1e37
+"""Importances are computed by trees of scikit-learn, which hold values in float32."""
+
+
+def _is_exact(value: Any) -> bool:
+    """Tell whether a value is an integer that a float holds, in which Optuna compares it with its bounds."""
+    return isinstance(value, int) and abs(value) <= 2**53
 
 
 def _multiple(value: float, step: float) -> bool:
@@ -154,7 +169,7 @@ def _multiple(value: float, step: float) -> bool:
 def _span(values: Sequence[Any]) -> BaseDistribution:
     from optuna.distributions import FloatDistribution, IntDistribution
 
-    make = IntDistribution if all(isinstance(value, int) for value in values) else FloatDistribution
+    make = IntDistribution if all(map(_is_exact, values)) else FloatDistribution
     return make(min(values), max(values))
 
 
@@ -172,6 +187,10 @@ def _categories(words: str, values: Sequence[Any]) -> BaseDistribution:
 
 def _category(value: Any) -> Any:
     """Return a value as Optuna can store it: JSON if it is no plain value."""
+    if isinstance(value, float):
+        return math.nan if math.isnan(value) else value  # one object, so that NaN is one category
+    if isinstance(value, int) and abs(value) > sys.float_info.max:  # Optuna compares categories as floats
+        return str(value)
     value = jsonable(value)
     return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(value)
 

@@ -103,6 +103,8 @@ def settings_of(asked: Mapping[str, Any]) -> TuneConfig:
 
 def _undecided(history: History) -> set[int]:
     begun = {number for heat, number in history.metrics if heat == "race"}
+    # Once another race has begun, nothing more is decided about the other trials of an earlier one.
+    racing = begun if history.entrants is None else {*history.race.trials, *(history.at_full_size or ())}
     dropped = {number for number, standing in history.sweep.trials.items() if standing.dropped}
     swept = {*(history.at_full_size or history.finalists or ())} or history.trials.keys() - dropped
-    return {number for number in begun if history.decided.get(number, True)} | (swept - begun)
+    return {number for number in begun & racing if history.decided.get(number, True)} | (swept - begun)

@@ -74,7 +74,10 @@ def save_model(record: RunRecord, path: str | Path, trial: int | None = None, ta
     # Tied weights are written once for each name, so that `load_state_dict` finds all of them.
     each = {name: value.clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
     # transformers requires the entry "format".
-    save_file(each, folder / WEIGHTS, {"format": "pt", **{name: str(value) for name, value in facts.items()}})
+    try:
+        save_file(each, folder / WEIGHTS, {"format": "pt", **{name: str(value) for name, value in facts.items()}})
+    except KeyError as error:
+        raise ValueError(f"safetensors hold no tensors of {error.args[0]}, but {checkpoint} has all") from error
     write_atomically(folder / CONFIG, (json.dumps(jsonable(found.config), indent=2) + "\n").encode())
     # safetensors writes a file that no other user can read. Give it the permissions of the configuration's file.
     (folder / WEIGHTS).chmod(stat.S_IMODE((folder / CONFIG).stat().st_mode))

@@ -5,6 +5,7 @@ Elsewhere, it prints a line a minute.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shlex
@@ -107,6 +108,7 @@ class Progress:
         self._trained = 0
         self._left: float | None = None
         self._scores = {heat: dict[int, tuple[float, int]]() for heat in HEAT_NAMES}
+        self._best: dict[str, int] = {}  # the trial with the best score of a heat, if it is known
         self._first: int | None = None
 
     @property
@@ -123,6 +125,7 @@ class Progress:
         elif isinstance(event, RungDecided):
             for number in {*event.candidates} - {*event.kept}:
                 self._scores[event.heat].pop(number, None)
+            self._best.pop(event.heat, None)
             if event.heat == "race":
                 self._first = next(iter(event.kept), None)
             self._show()
@@ -170,11 +173,19 @@ class Progress:
         if self._asked is None:
             return
         value, scores = score_in(event.metrics, self._asked.metric), self._scores[event.heat]
+        best = self._best.get(event.heat)
+        if best == event.trial:
+            del self._best[event.heat]
+        elif best is not None and value is not None and self._is_better(value, scores[best][0]):
+            self._best[event.heat] = event.trial
         if value is None:
             scores.pop(event.trial, None)
         else:
             scores[event.trial] = value, event.epoch
         self._show()
+
+    def _is_better(self, one: float, other: float) -> bool:
+        return one > other if self._asked is not None and self._asked.mode == "max" else one < other
 
     def _show(self, note: str = "") -> None:
         if self._began is None:
@@ -188,11 +199,13 @@ class Progress:
         """Name the trial that leads, with its latest score and epoch in the heat; empty before the first score."""
         if self._asked is None or self._began is None:
             return ""
-        part = self._began.heat
-        if not (scores := self._scores["sweep" if part == "transfer check" else part]):
+        heat = "sweep" if self._began.heat == "transfer check" else self._began.heat
+        if not (scores := self._scores[heat]):
             return ""
-        sign = 1 if self._asked.mode == "min" else -1
-        best = self._first if self._first in scores else min(scores, key=lambda number: sign * scores[number][0])
+        if heat not in self._best:  # comparing all trials after each epoch of one would take too long
+            sign = 1 if self._asked.mode == "min" else -1
+            self._best[heat] = min(scores, key=lambda number: sign * scores[number][0])
+        best = self._first if self._first in scores else self._best[heat]
         # Beside the bar of a narrow terminal, there is no room for the metric's name.
         what = ": " if self._narrow and self._has_bar else f" with {self._asked.metric} "
         score, epoch = scores[best]
@@ -251,4 +264,6 @@ class NotebookProgress(Progress):
 
 def typed(path: Path) -> str:
     """Write a run's folder as a user would type it: relative to the working directory if it lies below."""
-    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+    with contextlib.suppress(FileNotFoundError, ValueError):  # the working directory is gone, or not above the run
+        path = path.relative_to(Path.cwd())
+    return shlex.quote(str(path))

@@ -6,7 +6,9 @@ training that no plain loop can repeat, ValueError is raised.
 
 from __future__ import annotations
 
+import builtins
 import keyword
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -227,13 +229,17 @@ def given(config: Mapping[str, Any]) -> dict[str, str]:
     {'schedule': 'schedule', 'hub token': 'hub_token', 'class': 'class_'}
     """
     names: dict[str, str] = {}
+    taken = {*_TAKEN, *_FUNCTIONS, *_MODULES, *dir(builtins)}
     for key in (key for key, value in config.items() if literal(value) is None):
         name = re.sub(r"\W", "_", str(key))
-        while not name.isidentifier() or keyword.iskeyword(name) or name in {*_TAKEN, *names.values()}:
+        while not name.isidentifier() or keyword.iskeyword(name) or name in taken | {*names.values()}:
             name = f"{name}_" if name[:1].isidentifier() else f"_{name}"
         names[key] = name
     return names
 
+
+_FUNCTIONS = ("batches_of", "derived", "length_of", "lr_factor", "parts_of", "rows_of", "seed_all")
+"""Names of functions of the recipe that its `train` calls."""
 
 _TAKEN = ("model_fn", "train_data", "loss_fn", "objective", "device", "config", "model", "torch", "np")
 
@@ -359,7 +365,8 @@ def _step(recipe: Recipe) -> list[str]:
     max_norm = read(config, "grad_clip")
     if max_norm is not None:
         lines += ["scaler.unscale_(optimizer)"] if scaled else []
-        lines.append(f"torch.nn.utils.clip_grad_norm_(model.parameters(), {max_norm!r})")
+        limit = repr(max_norm) if max_norm < math.inf else 'float("inf")'
+        lines.append(f"torch.nn.utils.clip_grad_norm_(model.parameters(), {limit})")
     update = ["scaler.step(optimizer)", "scaler.update()"] if scaled else ["optimizer.step()"]
     if not recipe.by_part:
         return ["optimizer.zero_grad()", *lines, *update]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -220,6 +221,8 @@ def check_callbacks(callbacks: Sequence[Listener]) -> None:
         rule = "a function of an event, or an object (no class) with a method `on_event`"
         listens = callback if isinstance(callback, type) else getattr(callback, "on_event", callback)
         check_function(f"callbacks[{i}]", listens, 1, rule=rule)
+        awaited = inspect.iscoroutinefunction(listens)
+        require(not awaited, f"callbacks[{i}]", callback, "without `async`, because nothing awaits what it returns")
 
 
 class Callbacks:

@@ -31,7 +31,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hydro_rasda.history.full_size import BY_SCORE, refit_key, tried_targets
-from hydro_rasda.history.history import CALL, DONE, KINDS_FROM, RACE_DECISION, Live
+from hydro_rasda.history.history import CALL, CHANGED, DONE, FULL_TRAINING, KINDS_FROM, RACE_DECISION, Live
 from hydro_rasda.history.lines import (
     WIDTHS_OF,
     EpochTold,
@@ -149,17 +149,15 @@ def source_of(run: Run, number: int) -> str | None:
     return None
 
 
-def drop_lost_winner(run: Run, finalists: Sequence[int]) -> bool:
-    """If the weights of a finished run's winner are damaged, drop them, so that the winner trains anew.
-
-    Return whether they were dropped.
-    """
+def lost_winner(run: Run, finalists: Sequence[int]) -> int | None:
+    """Return the winner of a finished run if its weights are damaged, so that it must train anew; otherwise None."""
     history = run.history
     winner, _ = best_of(history, tried_targets(history, finalists))
     refit = refit_key(winner, kept_of(history, winner)[0])
     if history.settings.race.refit and history.refits.get(winner) == refit and run.can_load(refit):
-        return False
-    return winner in finalists and winner in history.checkpoints and source_of(run, winner) is None
+        return None
+    name = history.checkpoints.get(winner) if winner in finalists else None
+    return winner if name is not None and run.store.damage(name) else None
 
 
 def end_by_score(run: Run) -> None:
@@ -169,12 +167,19 @@ def end_by_score(run: Run) -> None:
     run.say(f"{settings.metric} is as good as `stop_at={settings.stop_at}` asks: nothing more trains")
 
 
-def another_chance(run: Run, finalists: Iterable[int]) -> bool:
-    """Let failed finalists try again if code or data changed since; return whether any finalist does."""
-    again = [n for n in finalists if n in run.history.failures and run.store.changes]
-    for number in again:
-        run.record(f"race/retry-of-{number}", Unit(None, [{"event": "retried", "trial": number}]), again=True)
-    return bool(again)
+def failed_before_change(run: Run, finalists: Iterable[int]) -> list[int]:
+    """Return the failed finalists that may try again, because code or data have changed since they failed."""
+    keys = [*run.store.units()]
+    if CHANGED not in keys:
+        return []
+    names = map(FULL_TRAINING.fullmatch, keys[keys.index(CHANGED) :])
+    since = {int(name["trial"]) for name in names if name is not None and name["what"] == "failed-after"}
+    return [n for n in finalists if ("race", n) in run.history.failed and n not in since]
+
+
+def try_again(run: Run, number: int) -> None:
+    """Let a failed finalist, which has entered the race once more, train again."""
+    run.record(f"race/retry-of-{number}", Unit(None, [{"event": "retried", "trial": number}]), again=True)
 
 
 def try_dropped_again(run: Run) -> None:
@@ -193,12 +198,12 @@ def try_dropped_again(run: Run) -> None:
     keys = [key for key in found if not key.startswith(KINDS_FROM)]
     if numbers := sorted({*built, *(n for key in keys for n in found[key])}):
         run.say(f"trials {', '.join(map(str, numbers))} are tried again, as `resume` is 'changed'")
+        run.store.record(CALL, Unit({"samples": run.settings.num_samples}), again=True)
         # The race is decided anew, too. Its entries stay, so that trainings that began before an entry still count.
-        keys += [key for key in units if RACE_DECISION.fullmatch(key) or key == DONE]
-    # Also measure again the group sizes that were only assumed, perhaps because measuring them killed processes.
-    keys += [key for key, unit in units.items() if WIDTHS_OF in key and unit.value.get("assumed")]
-    run.store.forget(keys)
+        run.store.forget([key for key in units if RACE_DECISION.fullmatch(key) or key == DONE])
     for number in built:
         run.store.record(retry_key(number), Unit(None, [{"event": "retried", "trial": number}]))
-    if numbers:
-        run.store.record(CALL, Unit({"samples": run.settings.num_samples}), again=True)
+    # Also measure again the group sizes that were only assumed, perhaps because measuring them killed processes.
+    assumed = [key for key, unit in units.items() if WIDTHS_OF in key and unit.value.get("assumed")]
+    # Take these back last: if the process is killed before, the next call still finds what was dropped.
+    run.store.forget([*assumed, *keys])

@@ -28,7 +28,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.common.argument_checks import require
-from hydro_rasda.history.history import CALL, History, is_decision, is_live
+from hydro_rasda.history.history import CALL, CHANGED, History, is_decision, is_live
 from hydro_rasda.history.lines import JournalLine, Unit, jsonable
 from hydro_rasda.run import files
 from hydro_rasda.run.checkpoints import WRITTEN_AS, DamagedCheckpoint, load_checkpoint, save_checkpoint
@@ -127,18 +127,14 @@ class Store:
             spent: Seconds that this process has already spent on the run; they count as the run's.
         """
         path, found, asked = claim.path, claim.found, jsonable(asked)
-        spec = path / SPEC
         changes = refuse_other(path, found, asked, claim.resume) if found is not None else []
         otherwise = found is not None and scored_otherwise(found, asked)
         if found is not None and not otherwise:
             refuse_growth(path, found, asked)
         claim.doing.forget_aside()
         moved = set_aside(path) if otherwise else ""
-        changes += [moved] if moved else []
-        if found != asked:
-            told = {"format": FORMAT, "id": uuid.uuid4().hex if moved or found is None else run_id(path), **asked}
-            with files.naming(spec):
-                files.write_atomically(spec, (json.dumps(told, indent=2) + "\n").encode())
+        if is_new := found is None or otherwise:  # an earlier process may have moved the results, and was then killed
+            _write_spec(path, uuid.uuid4().hex, asked)
         for inside, folder in enumerate((path, path / CHECKPOINTS)):
             for left in files.matching(folder, files.TEMPORARY, inside):
                 files.remove(left, inside + 1)
@@ -147,9 +143,12 @@ class Store:
         if journal.exists() and record.end < journal.stat().st_size:
             with files.naming(journal, files.WRITABLE):
                 files.truncate(journal, record.end)
-        if record.damage:
-            changes.append(f"{record.damage}: its work is done again")
-        store = cls(path, record, claim, changes)
+        damage = f"{record.damage}: its work is done again" if record.damage else ""
+        store = cls(path, record, claim, [*changes, *filter(None, (moved, damage))])
+        if changes and not is_new:  # before run.json has the changes, so that a kill loses none
+            store.record(CHANGED, Unit(changes), again=True)
+        if found != asked and not is_new:
+            _write_spec(path, store.id, asked)
         store._opened -= spent
         files.sync_folder(path)
         return store
@@ -300,6 +299,13 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _write_spec(path: Path, own: str, asked: Mapping[str, Any]) -> None:
+    """Write `run.json`: what was asked for, and the run's `id`, which is `own`."""
+    told = {"format": FORMAT, "id": own, **asked}
+    with files.naming(path / SPEC):
+        files.write_atomically(path / SPEC, (json.dumps(told, indent=2) + "\n").encode())
 
 
 def take_in(history: History, key: str, unit: Unit, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -55,8 +56,12 @@ def unique_name(path: Path) -> str:
         own = run_id(path)
     except FileNotFoundError:  # a logger may be given a folder that is not a run's
         own = ""
-    return f"{path.name}-{hashlib.sha256(f'{own} {path}'.encode()).hexdigest()[:8]}"
+    name = os.fsencode(path.name)[:_NAME_BYTES].decode(errors="ignore")
+    return f"{name}-{hashlib.sha256(os.fsencode(f'{own} {path}')).hexdigest()[:8]}"
 
+
+_NAME_BYTES = 96
+"""Largest number of bytes of a run's name in its unique name, which loggers use in file names and in W&B's ids."""
 
 _NOTHING = "a run's folder, `storage_path/name`: it holds no run.json. `hydro-rasda runs` lists the runs of a folder"
 _NO_RUN = "a run's folder, `storage_path/name`: its run.json is damaged, or not that of a run"

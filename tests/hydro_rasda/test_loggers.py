@@ -456,3 +456,62 @@ def test_wandb_is_asked_for_a_run_that_can_go_on(monkeypatch: pytest.MonkeyPatch
             }
             assert run.logged == [({"race/val_loss": 0.5, "race/epoch": 1}, 3)]
             assert (run.summary, run.exit_code) == ({"status": status}, int(status == "failed"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_tells_names_apart_that_it_would_take_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    where = (tmp_path / "mlruns").as_uri()
+    logger = MLflowLogger("digits", where)
+    logger.on_event(began(tmp_path / "run"))
+    logger.on_event(TrialConfigured(seconds=1.0, trial=0, config={"top@k": 5, "top_k": 6, "top#k": 7}))
+    logger.on_event(replace(epoch(0, 1), metrics={"val_r@1": 0.25, "val_r_1": 0.5}))
+    client = mlflow.MlflowClient(tracking_uri=where)
+    (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
+    assert run.data.params["top_k"] == "6"
+    assert sorted(run.data.params.values()) == ["5", "6", "7"]
+    assert run.data.metrics["sweep/val_r_1"] == 0.5
+    assert sorted(run.data.metrics.values()) == [0.25, 0.5, 1.0]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ['it\'s "a" run', "a\\b", "100%_", "ü" * 127])
+def test_mlflow_goes_on_with_a_run_of_any_name(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    for found in (0, 1):
+        logger = MLflowLogger("digits", (tmp_path / "mlruns").as_uri())
+        logger.on_event(began(tmp_path / name))
+        assert logger.logged(0, "sweep") == found
+        logger.on_event(epoch(0, 1))
+
+
+@pytest.mark.parametrize("name", ["x" * 255, os.fsdecode(b"caf\xe9")])
+def test_files_of_loggers_take_folders_of_any_name(tmp_path: Path, name: str) -> None:
+    """The longest one that a file system takes, and one that is not UTF-8."""
+    pytest.importorskip("tensorboardX")
+    for logger in (TensorBoardLogger(tmp_path / "tb"), CSVLogger(tmp_path / "metrics.csv")):
+        logger.on_event(began(tmp_path / name))
+        logger.on_event(epoch(0, 1))
+        logger.on_event(RunEnded(seconds=1.0))
+    assert [*(tmp_path / "tb").glob("*/trial-0/*")]
+    (row,) = rows_of(tmp_path / "metrics.csv")
+    assert row["run"].startswith(name[:3])
+
+
+def test_tensorboard_keeps_large_integers_and_odd_texts_as_texts(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    logger = TensorBoardLogger(tmp_path)
+    config = {"seed": 2**70, "size": 10**400, "file": os.fsdecode(b"caf\xe9")}
+    for event in (began(tmp_path / "run"), TrialConfigured(seconds=1.0, trial=0, config=config), epoch(0, 1)):
+        logger.on_event(event)
+    logger.on_event(RunEnded(seconds=1.0))
+    (file,) = tmp_path.glob("*/trial-0/*")
+    assert all(text in file.read_bytes() for text in (b"%d" % 2**70, b"1" + 400 * b"0", rb"caf\udce9"))
+
+
+@pytest.mark.parametrize(("make", "named"), [(CSVLogger, "path"), (TensorBoardLogger, "folder")])
+def test_what_is_no_path_is_refused_before_the_run(make: Callable[[Any], TrialLogger], named: str) -> None:
+    with pytest.raises(ValueError, match=f"`{named}` is 3, but must be a path"):
+        make(3)

@@ -30,7 +30,15 @@
     old.querySelectorAll("details").forEach((each, i) => { each.open = Boolean(open[i]); });
   }
 
+  const titles = (of) => [...of.querySelectorAll("section h2")].map((head) => head.textContent).join("\n");
+
   function take(now) {
+    if (titles(now) !== titles(document)) {
+      if (titles(now) !== "") { // otherwise the run cannot be read at the moment
+        location.reload(); // a section has come, such as that of a population with its first copy
+      }
+      return;
+    }
     document.querySelector("header p").innerHTML = now.querySelector("header p").innerHTML;
     tellAge();
     for (const section of now.querySelectorAll("section")) {

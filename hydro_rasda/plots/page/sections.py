@@ -184,9 +184,10 @@ def _table(record: RunRecord) -> str:
     for name in record.others:
         columns[name] = [trial.metrics.get(name) for trial in trials]
     used = [trial.used for trial in trials]
-    own = {name: [values.get(name) for values in used] for name in varied(record)}
-    named = [*columns.items(), *own.items()]  # no dict, because a hyperparameter may have the name of another column
-    return safe({"heads": [name for name, _ in named], "columns": [[*map(_cell, values)] for _, values in named]})
+    # The page sorts by the name of a column, so a hyperparameter with the name of another column gets a prefix.
+    own = {name: f"config/{name}" if name in columns else name for name in varied(record)}
+    columns |= {head: [values.get(name) for values in used] for name, head in own.items()}
+    return safe({"heads": [*columns], "columns": [[*map(_cell, values)] for values in columns.values()]})
 
 
 def _cell(value: Any) -> float | str:

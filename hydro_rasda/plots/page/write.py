@@ -103,8 +103,7 @@ class Page:
             head = {"title": ", ".join(names), "state": "", "counts": told, "root": "../"}
         written = max(filter(None, map(_written, self._records)), default=None) if live else None
         own = {"style": _own("style.css"), "written": written, "live": live, **self._scripts(live)}
-        html: str = _template("template.html").render(sections=self._sections, **head, **own)
-        return html
+        return _rendered("template.html", sections=self._sections, **head, **own)
 
     def _scripts(self, live: bool) -> dict[str, Any]:
         """Return the scripts of the page, their data, and the content security policy that allows no other script."""
@@ -151,24 +150,25 @@ def list_page(runs: Sequence[tuple[str, RunRecord | Unreadable, float]], folder:
         state, *cells = ["not readable", *[""] * 5, found] if isinstance(found, Unreadable) else found
         rows.append((name, state, cells, datetime.fromtimestamp(when).astimezone()))
     notes = [explained("interrupted")] if any(state == "interrupted" for _, state, *_ in rows) else []
-    template, script = _template("runs.html"), _own("runs.js")
+    script = _own("runs.js")
     own = {"style": _own("style.css"), "script": script, "policy": policy([script], served=True, forms=True)}
-    html: str = template.render(runs=rows, folder=folder, notes=notes, **own)
-    return html
+    return _rendered("runs.html", runs=rows, folder=folder, notes=notes, **own)
 
 
 def _own(name: str) -> Any:
     import markupsafe
 
-    return markupsafe.Markup((Path(__file__).parent / name).read_text())
+    return markupsafe.Markup((Path(__file__).parent / name).read_text(encoding="utf-8"))
 
 
-def _template(name: str) -> Any:
-    """Load a template, in which all values of a run are escaped."""
+def _rendered(name: str, **values: Any) -> str:
+    """Render a template. All values of a run are escaped, as are characters that UTF-8 lacks (bytes of a file name)."""
     with needed_by("a page", "report"):
         import jinja2
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    return environment.from_string((Path(__file__).parent / name).read_text())
+    template = environment.from_string((Path(__file__).parent / name).read_text(encoding="utf-8"))
+    html: str = template.render(**values)
+    return html.encode(errors="backslashreplace").decode()
 
 
 def packed(text: str) -> str:

@@ -65,4 +65,5 @@ def test_the_line_that_names_an_error_is_found(told: str | None, line: str) -> N
 
 
 def test_numbers_come_before_texts() -> None:
-    assert sorted(["b", 3, "a", 0.5, True, None], key=numbers_first) == [0.5, True, 3, None, "a", "b"]
+    given = ["b", 10**400, 3, "a", math.inf, 0.5, True, None]  # the first number is beyond all floats
+    assert sorted(given, key=numbers_first) == [0.5, True, 3, 10**400, math.inf, None, "a", "b"]

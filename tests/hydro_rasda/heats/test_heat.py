@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from hydro_rasda import RaceConfig
 from hydro_rasda.contracts import Finished, Outcome, Task
 from hydro_rasda.heats.race import Race
 from hydro_rasda.history.full_size import run_end, tried_targets
-from hydro_rasda.history.history import FINALISTS
+from hydro_rasda.history.history import CALL, FINALISTS
 from hydro_rasda.history.lines import Unit, failure_line
 from hydro_rasda.records.summary import sum_up
 from hydro_rasda.records.timeline import best_over_time, trainings
@@ -192,3 +193,38 @@ def test_what_began_early_and_entered_counts_after_dropped_trials_are_tried_agai
     with closing((to_its_end := begun(run, tmp_path / "dropped", 2)).store):
         search(to_its_end, trains := OneIsSlow(to_its_end, 2))
         assert (found(to_its_end)["winner"], run_end(to_its_end.history), trains.done) == (winner, "finished", [])
+
+
+def test_dropped_trials_are_tried_again_also_after_a_kill_at_any_line(run: Run, tmp_path: Path) -> None:
+    with closing((of := begun(run, tmp_path / "whole", 2)).store):
+        search(of, OneIsSlow(of, 2))
+        of.record("race/trial-7/failed-after-0", Unit(None, [failure_line(7, DROPPED)]))
+
+    def tried_again(folder: Path, lines: float = math.inf) -> set[str]:
+        """Open the run in a copy of the folder, and end after this number of lines, as if killed."""
+        with closing((again := begun(run, folder, 2)).store):
+            record, left = again.store.record, iter(range(10**6))
+
+            def killed(*given: Any, **named: Any) -> Unit:
+                if next(left) >= lines:
+                    raise KeyboardInterrupt
+                return record(*given, **named)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(again.store, "record", killed)
+                try_dropped_again(again)
+            again.fold()
+            return {*again.store.units()}
+
+    expected = tried_again(Path(shutil.copytree(tmp_path / "whole", tmp_path / "unbroken")))
+    assert CALL in expected
+    assert "race/trial-7/failed-after-0" not in expected
+    for lines in range(100):
+        shutil.copytree(tmp_path / "whole", folder := tmp_path / f"{lines}")
+        try:
+            tried_again(folder, lines)
+        except KeyboardInterrupt:
+            assert tried_again(folder) == expected
+        else:
+            break
+    assert lines > 3

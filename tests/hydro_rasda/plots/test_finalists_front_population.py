@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hydro_rasda import TuneResult, loguniform, plots, uniform
+from hydro_rasda import TuneResult, choice, loguniform, plots, uniform
 from hydro_rasda.history.lineage import decided_copies
 from hydro_rasda.plots.figure_style import is_empty
 from hydro_rasda.records.timeline import journal_of
@@ -37,3 +37,13 @@ def test_a_population_is_drawn_with_its_copies_and_the_best_lineage(
     assert is_empty(plots.population(found, "dropout"))
     found.report(tmp_path / "report.html")
     assert "<h2>Population</h2>" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_population_is_drawn_by_what_its_copies_change(quick: Callable[..., TuneResult]) -> None:
+    space: dict[str, Any] = {"lr": 0.05, "momentum": uniform(0.1, 0.9), "act": choice(["relu", "tanh"])}
+    found = quick(space=space, num_samples=8, max_t=9, sweep={"rule": "pbt", "fusion": 8})
+    figure = plots.population(found)
+    assert figure.layout.yaxis.title.text == "momentum"
+    assert figure.to_json() == plots.population(found, "momentum").to_json()
+    assert is_empty(plots.population(found, "act"))  # copies keep its names, which no axis of numbers holds

@@ -6,6 +6,7 @@ import math
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hydro_rasda import plots
+from hydro_rasda import plots, secret
+from hydro_rasda.common.secret_masking import HIDDEN
 from hydro_rasda.history.lines import failure_line, metric_lines
 from hydro_rasda.plots import hyperparameters
 from hydro_rasda.plots.figure_style import begun, is_empty, score_axis, thinned
@@ -345,3 +347,39 @@ def test_names_of_the_users_are_text(sorts: Sorts) -> None:
     written = plots.slices(sorts["over"], ["activation"]).to_json()
     assert SCRIPT not in written
     assert "&lt;script&gt;" in written.replace("\\u0026", "&")
+
+
+def test_figures_show_no_secret(sorts: Sorts) -> None:
+    """The result that `tune` returns has them."""
+    record = sorts["over"]
+    own = {"token": secret("hf_JgK2"), "hub": {"key": secret("hf_JgK2")}}
+    shown = replace(record, trials=tuple(replace(trial, config={**trial.config, **own}) for trial in record.trials))
+    written = {name: getattr(plots, name)(shown).to_json() for name in plots.__all__}
+    assert not [name for name, figure in written.items() if "hf_JgK2" in figure]
+    assert HIDDEN in written["learning_curves"]
+
+
+@pytest.mark.parametrize("make", [lambda n: 2**70 + n, lambda n: 10**50 * n, lambda n: 10**400 + n, lambda n: 1e38 * n])
+def test_numbers_of_any_size_are_drawn(sorts: Sorts, make: Callable[[int], float]) -> None:
+    record = sorts["over"]
+    trials = tuple(replace(trial, config={**trial.config, "size": make(trial.trial)}) for trial in record.trials)
+    for name in SHOWN["over"]:
+        assert not is_empty(getattr(plots, name)(replace(record, trials=trials)))
+    assert not is_empty(plots.slices(replace(record, trials=trials), ["size"]))
+    assert not is_empty(plots.score_map(replace(record, trials=trials), "size", "lr"))
+
+
+@pytest.mark.parametrize(
+    ("draw", "told"),
+    [
+        (lambda run: plots.slices(run, ["learning_rate"]), r"`names` is 'learning_rate', but must be a hyperparameter"),
+        (lambda run: plots.parallel_coordinates(run, "lr"), r"`names` is 'lr', but must be a list of hyperparameters"),
+        (lambda run: plots.score_map(run, "lr", "drop"), r"`y` is 'drop', but must be .*: one of \['lr', 'optimizer'"),
+    ],
+)
+def test_a_hyperparameter_that_no_trial_has_is_refused(
+    sorts: Sorts, draw: Callable[[RunRecord], Any], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        draw(sorts["over"])
+    assert is_empty(plots.slices(sorts["empty"], ["lr"]))

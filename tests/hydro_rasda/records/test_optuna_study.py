@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import random
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +30,7 @@ from hydro_rasda import (
     sample_from,
     uniform,
 )
+from hydro_rasda.plots.hyperparameters import importance_of
 from hydro_rasda.records.optuna_study import distribution
 from hydro_rasda.space.space import describe, sample
 from tests.hydro_rasda.conftest import SPACE
@@ -197,6 +199,9 @@ def test_a_domain_in_optunas_terms(domain: Any, expected: BaseDistribution) -> N
         (sample_from(lambda spec: "a"), ["b", "a", "b"], CategoricalDistribution(("b", "a"))),
         (choice(OBJECTS), ["ReLU", "GELU"], CategoricalDistribution(("ReLU", "GELU"))),
         (choice([1, 2]), [3, 1], CategoricalDistribution((1, 2, 3))),
+        (sample_from(lambda spec: 1), [2**70 + 1, 2**70 + 9], FloatDistribution(2**70, 2**70)),
+        (randint(1, 2**60), [2**59 + 1, 5], FloatDistribution(1, 2**60)),
+        (sample_from(lambda spec: 1), [math.inf, 0.5], CategoricalDistribution((math.inf, 0.5))),
     ],
 )
 def test_what_the_space_does_not_say_or_pbt_has_left(
@@ -231,3 +236,24 @@ def test_without_optuna_it_says_what_to_install(quick: Quick, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ImportError, match=r"`to_optuna` needs optuna, .* pip install 'hydro-rasda\[optuna\]'"):
         result.to_optuna()
+
+
+def test_numbers_that_no_float_holds_and_infinities_are_those_of_the_run(quick: Quick) -> None:
+    limits = [1.0, math.inf, -math.inf, math.nan]
+    seeds = {"seed": sample_from(lambda spec: 2**70 + random.randrange(9)), "huge": choice([10**400, 3])}
+    space = {"lr": 0.1, "limit": choice(limits), **seeds}
+    result = quick(space=space, num_samples=9, max_t=1)
+    study = result.to_optuna()
+    assert [repr(t.params["limit"]) for t in study.trials] == [repr(t.config["limit"]) for t in result.trials]
+    assert [t.params["seed"] for t in study.trials] == [t.config["seed"] for t in result.trials]
+    assert [str(t.params["huge"]) for t in study.trials] == [str(t.config["huge"]) for t in result.trials]
+    limit = study.trials[0].distributions["limit"]
+    assert isinstance(limit, CategoricalDistribution)
+    assert len(limit.choices) == len({repr(trial.config["limit"]) for trial in result.trials})
+
+
+def test_importances_of_keys_that_the_best_trial_lacks(quick: Quick) -> None:
+    branches = [{"plain": True}, {"size": uniform(1, 2)}]
+    result = quick(space={"lr": 0.1, "branch": choice(branches)}, num_samples=12, max_t=1)
+    lacks = next(trial.trial for trial in result.trials if "size" not in trial.config)
+    assert [*importance_of(replace(result, best_trial=lacks))] == ["size"]

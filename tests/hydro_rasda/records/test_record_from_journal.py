@@ -11,10 +11,14 @@ from typing import IO, Any
 
 import pytest
 
+from hydro_rasda import RaceConfig
+from hydro_rasda.history.history import FINALISTS
+from hydro_rasda.history.lines import JournalLine
 from hydro_rasda.records.record_from_journal import Follower, read_record
 from hydro_rasda.run import files, journal
 from hydro_rasda.run.journal import JOURNAL
-from tests.hydro_rasda.journals import signed, with_live, write_run
+from hydro_rasda.settings.config import TuneConfig
+from tests.hydro_rasda.journals import Writer, epochs, signed, with_live, write_run
 
 
 @pytest.fixture
@@ -134,3 +138,28 @@ def test_epochs_of_full_size_models_are_read_as_they_come_and_change_nothing_els
     assert record.finished
     assert [live for live, _ in groupby(shown)][:6] == [[1], [1, 2], [1], [1, 2], [1, 2, 3], [1]]
     assert len(seen) == len(set(seen)) == sum(line["event"] == "unit" for line in lines)
+
+
+def test_trials_of_an_earlier_race_are_stopped_once_others_race(tmp_path: Path) -> None:
+    """As with `resume="changed"`, which takes back what the earlier race decided."""
+    writer = Writer(tmp_path / "run", TuneConfig(num_samples=4, max_t=9, race=RaceConfig(top_k=2)))
+    config = {"lr": 0.01, "optimizer": "adamw", "activation": "relu", "dropout": 0.1}
+    numbers = [0, 1, 2, 3]
+    told: list[JournalLine] = [{"event": "trial", "trial": n, "config": config} for n in numbers]
+    writer.unit("sweep/kinds-from-0", dict.fromkeys(map(str, numbers), "a"), told)
+    writer.unit("sweep/admitted-from-0", {"trials": numbers, "samples": 4})
+    writer.unit("sweep/begin/of-4-0", [[n, 1] for n in numbers])
+    swept = [line for n in numbers for line in epochs("sweep", n, config, 0, 1)]
+    writer.unit("sweep/to-1/from-0/group-0", {"members": numbers, "stop": 1, "groups": [numbers]}, swept)
+
+    def statuses() -> list[str]:
+        return [trial.status for trial in writer.record.trials]
+
+    for finalists, entered in (([0, 1], "race/entered"), ([2, 3], "race/entered/again")):
+        writer.unit("call", {"samples": 4})
+        writer.unit(FINALISTS, finalists)
+        writer.unit(entered, finalists)
+        for n in finalists:
+            writer.unit(f"race/trial-{n}/to-3", {"checkpoint": f"race/trial-{n}/to-3"}, epochs("race", n, config, 0, 3))
+            assert statuses()[finalists[0] : finalists[1] + 1] == ["undecided"] * 2
+    assert statuses() == ["stopped", "stopped", "undecided", "undecided"]

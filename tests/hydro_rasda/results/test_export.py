@@ -138,3 +138,15 @@ def test_before_the_full_size_stage_there_is_no_checkpoint(quick: Quick, tmp_pat
     assert early.best_checkpoint is None
     with pytest.raises(ValueError, match=r"no trial of the run in .* has trained at full size"):
         early.save_model(tmp_path / "none")
+
+
+def in_complex_numbers(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
+    model = nn.Sequential(nn.Linear(64, int(16 * width_ratio)), nn.ReLU(), nn.Linear(int(16 * width_ratio), 10))
+    model.register_buffer("phases", torch.ones(3, dtype=torch.complex128))
+    return model
+
+
+def test_a_type_of_numbers_that_safetensors_cannot_hold(quick: Quick, tmp_path: Path) -> None:
+    result = quick(model_fn=in_complex_numbers, num_samples=2, max_t=1)
+    with pytest.raises(ValueError, match=f"hold no tensors of torch.complex128, but {result.best_checkpoint} has all"):
+        result.save_model(tmp_path / "best")

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import io
 import math
+import random
 import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -367,3 +368,44 @@ def test_characters_that_an_encoding_lacks_are_escaped() -> None:
     PrintableConsole(file=file).print("nä 日 [1]", markup=False)
     file.seek(0)
     assert file.read() == "n\\xe4 \\u65e5 [1]\n"
+
+
+def test_a_removed_working_directory_costs_no_result(
+    quick: Callable[..., TuneResult],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    result = quick(progress=True, space={"lr": loguniform(1e-3, 0.3)}, num_samples=2, max_t=1)
+    said = capsys.readouterr().out
+    assert said.splitlines()[0] == f"Run folder: {result.path}"
+    assert said.endswith(f"hydro-rasda report {result.path}\n")
+
+
+class Counted(dict[int, tuple[float, int]]):
+    """Scores that count how often all of them are read."""
+
+    reads = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.reads += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_the_leader_is_found_without_reading_all_scores_at_each_epoch(mode: Literal["min", "max"]) -> None:
+    progress, _ = shown(HeatBegan(seconds=0.0, heat="sweep", epochs=900), mode=mode)
+    progress._scores["sweep"] = scores = Counted()
+    draw, best = random.Random(0), min if mode == "min" else max
+    for trial in range(300):
+        progress.on_event(scored("sweep", trial, draw.random()))
+        assert progress._leader().startswith(f"trial {best(scores, key=lambda n: scores[n][0])} leads")
+    assert scores.reads <= 300 + 3  # those of this test
+    for _ in range(300):
+        value = draw.choice([None, draw.random()])
+        progress.on_event(scored("sweep", draw.randrange(300), value, epoch=2))
+        assert progress._leader().startswith(f"trial {best(scores, key=lambda n: scores[n][0])} leads")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import random
 import re
 import subprocess
@@ -23,6 +24,7 @@ from hydro_rasda.backends.local import LocalBackend
 from hydro_rasda.history.lines import Unit
 from hydro_rasda.problem.objective import OptimizerSettings
 from hydro_rasda.results.recipe import _check_own_weights, recipe_of
+from hydro_rasda.results.recipe import given as arguments_of
 from tests.hydro_rasda.models import Config, mlp
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -471,3 +473,14 @@ def test_several_workers(grows: bool, quick: Quick, digits: tuple[Pair, Pair]) -
         return
     assert "2 workers shared each batch" in result.recipe()
     assert_same(again(result.recipe(), mlp, digits[0]), result, rtol=1e-3)
+
+
+def test_names_of_keys_hide_nothing_that_the_loop_calls() -> None:
+    keys = ["copy", "max", "lr_factor", "rows_of", "functools", "act"]
+    assert arguments_of(dict.fromkeys(keys, len)) == {key: key if key == "act" else f"{key}_" for key in keys}
+
+
+def test_a_recipe_clips_at_infinity(quick: Quick, digits: tuple[Pair, Pair]) -> None:
+    """Which leaves gradients as they are."""
+    result = quick(space={**SGD, "grad_clip": math.inf}, num_samples=2, max_t=2)
+    assert_same(again(result.recipe(), mlp, digits[0], grad_clip=math.inf), result)

@@ -207,12 +207,17 @@ def test_it_is_told_that_a_run_was_interrupted(quick: Quick) -> None:
     assert ended.best_trial is None
 
 
+async def awaited(event: Event) -> None:
+    """A callback that nothing would await."""
+
+
 @pytest.mark.parametrize(
     ("callbacks", "named"),
     [
         (print, "`callbacks` is <built-in function print>, but must be a list of"),
         ([print, 3], r"`callbacks\[1\]` is 3, but must be a function of an event"),
         ([Remembers], r"`callbacks\[0\]` is <class .*Remembers'>, but must be"),
+        ([awaited], r"`callbacks\[0\]` is <function awaited.*, but must be without `async`"),
     ],
 )
 def test_what_is_no_callback_is_refused_before_work_starts(

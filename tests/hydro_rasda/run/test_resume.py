@@ -22,9 +22,11 @@ import torch
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, load, uniform
 from hydro_rasda.contracts import Event
 from hydro_rasda.history.history import is_live
+from hydro_rasda.history.lines import Unit
 from hydro_rasda.run.checkpoints import DamagedCheckpoint
 from hydro_rasda.run.events import RungDecided
 from hydro_rasda.run.journal import DamagedJournal
+from hydro_rasda.run.run_folder import Store
 from tests.hydro_rasda import resumable
 from tests.hydro_rasda.conftest import on_threads
 from tests.hydro_rasda.journals import signed
@@ -224,3 +226,27 @@ def test_what_a_disk_has_changed_is_trained_again(
     assert [t.history for t in broken.trials] == [t.history for t in whole.trials]
     for name, value in whole.best_model().state_dict().items():
         assert torch.equal(broken.best_model().state_dict()[name], value)
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("lines", [0, 1, 2])
+def test_a_damaged_winner_trains_again_also_after_a_kill(
+    quick: Callable[..., TuneResult], monkeypatch: pytest.MonkeyPatch, lines: int
+) -> None:
+    """The process that finds the damage ends after this number of units."""
+    whole = quick(num_samples=4, sweep=SweepConfig(fusion=1))
+    assert whole.best_checkpoint is not None
+    whole.best_checkpoint.write_bytes(b"?" * 1000)
+    record, left = Store.record, iter(range(lines))
+
+    def killed(*given: Any, **named: Any) -> Unit:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return record(*given, **named)
+
+    monkeypatch.setattr(Store, "record", killed)
+    with pytest.raises(KeyboardInterrupt):
+        quick(num_samples=4, sweep=SweepConfig(fusion=1))
+    monkeypatch.undo()
+    again = quick(num_samples=4, sweep=SweepConfig(fusion=1))
+    assert (again.best_trial, again.best_metric, again.finished) == (whole.best_trial, whole.best_metric, True)

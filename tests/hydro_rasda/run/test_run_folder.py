@@ -20,8 +20,9 @@ from hydro_rasda import load
 from hydro_rasda.history.lines import JournalLine, Unit
 from hydro_rasda.run.checkpoints import DamagedCheckpoint
 from hydro_rasda.run.journal import DamagedJournal
-from hydro_rasda.run.resume_rules import RunExists
+from hydro_rasda.run.resume_rules import RunExists, set_aside
 from hydro_rasda.run.run_folder import Store
+from hydro_rasda.run.run_json import run_id
 from hydro_rasda.simulator.past_run import read_run
 
 ASKED: dict[str, Any] = {"seed": 0, "space": {"lr": "loguniform"}, "surrogate": 0.125}
@@ -424,3 +425,13 @@ def test_a_unit_done_again_counts_in_its_own_place(path: Path) -> None:
         given = [(key, unit.value) for key, unit in store.units().items()]
     with Store.open(path, ASKED, "auto") as store:
         assert given == [("b", 2), ("a", 3)] == [(key, unit.value) for key, unit in store.units().items()]
+
+
+def test_a_run_that_begins_anew_gets_an_id_of_its_own_also_after_a_kill(path: Path) -> None:
+    """The process was killed once the earlier results were set aside, before `run.json` was replaced."""
+    asked = {**ASKED, "python": "3.11", "val_data": "tensors (9, 8)", "digests": {"loss_fn": "a"}}
+    with Store.open(path, asked, "auto") as store:
+        store.record("unit-0", Unit(0))
+    set_aside(path)
+    with Store.open(path, {**asked, "digests": {"loss_fn": "b"}}, "changed") as store:
+        assert store.id not in ("", run_id(path / "before-1"))

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from hydro_rasda import AllTrialsFailed, RaceConfig, TuneResult, Worker, load, loguniform
 from hydro_rasda.common.trial import Trial
-from hydro_rasda.contracts import Outcome, Span, full_size_task
+from hydro_rasda.contracts import Event, Outcome, Span, full_size_task
 from hydro_rasda.problem.problem import OwnLoop, Problem
 from hydro_rasda.records.report import state_of
 from hydro_rasda.training.full_size import train_full_size_trial
@@ -188,6 +188,22 @@ def test_a_function_that_failed_is_mended_without_another_sweep(quick: Callable[
     assert result.finished
     assert result.best_metric < 2.3
     assert not [e for e in told if type(e).__name__ == "EpochEnded" and e.heat == "sweep" and not e.recalled]
+
+
+def test_a_mended_function_is_tried_although_the_call_that_brought_it_was_interrupted(
+    quick: Callable[..., TuneResult],
+) -> None:
+    def broken(worker: Worker) -> None:
+        raise NameError("name 'optimiser' is not defined")
+
+    def stops(event: Event) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(AllTrialsFailed):
+        quick(**at_full_size(broken))
+    with pytest.raises(KeyboardInterrupt):
+        quick(**at_full_size(train), resume="changed", callbacks=[stops])
+    assert quick(**at_full_size(train), resume="changed").finished
 
 
 def test_who_ends_by_itself_leaves_the_race_and_may_win_it(quick: Callable[..., TuneResult]) -> None:

@@ -8,6 +8,7 @@ import gzip
 import html
 import json
 import math
+import os
 import random
 import re
 import shutil
@@ -304,3 +305,58 @@ def test_a_notebook_shows_the_best_trials(sorts: Sorts) -> None:
 @pytest.mark.parametrize(("names", "told"), [("w", "1 parameter tensor"), ("wb", "2 parameter tensors")])
 def test_parameter_tensors_are_counted(names: str, told: str) -> None:
     assert environment({"model": dict.fromkeys(names, "(2,) float32")}, {})["model"] == told
+
+
+def test_a_page_is_utf_8_whatever_the_locale_and_the_bytes_of_a_file_name(sorts: Sorts, tmp_path: Path) -> None:
+    """A configuration may have the name of a file that is not UTF-8."""
+    out, here = tmp_path / "page.html", os.fsdecode(b"caf\xe9")
+    record = sorts["single"]
+    (trial,) = record.trials
+    named = replace(record, trials=(replace(trial, config={**trial.config, "file": here}),))
+    assert "caf\\udce9" in write_page([named], out).read_text(encoding="utf-8")
+    assert "caf\\udce9" in list_page([("a", record, 0.0)], Path(here))
+    plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    code = f"from hydro_rasda.cli import main; assert main(['report', {str(record.path)!r}, '-o', {str(out)!r}]) == 0"
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, env=plain)
+    assert "<title>single · hydro_rasda</title>" in out.read_text(encoding="utf-8")
+
+
+def test_a_hyperparameter_with_the_name_of_another_column_has_a_column_of_its_own(sorts: Sorts) -> None:
+    record = sorts["over"]
+    trials = tuple(replace(t, config={**t.config, "epochs": t.trial % 7, "state": str(t.trial)}) for t in record.trials)
+    *_, table = (part.trials for part in sections(replace(record, trials=trials)) if part.trials)
+    found = json.loads(table.drawn().json)
+    columns = dict(zip(found["heads"], found["columns"], strict=True))
+    assert len(columns) == len(found["heads"])
+    assert columns["config/epochs"] == [number % 7 for number in columns["trial"]]
+    assert columns["config/state"] == [*map(str, columns["trial"])]
+    assert "finished" in columns["state"]
+
+
+BROWSER = """
+const doc = (titles) => ({
+  addEventListener() {}, getElementById: () => null, querySelector: () => ({}),
+  querySelectorAll: (what) => (what === "section h2" ? titles.map((textContent) => ({textContent})) : []),
+});
+let titles = ["Cost", "Trials"];
+globalThis.document = doc(titles);
+globalThis.page = {whenNear() {}};
+globalThis.location = {search: "", href: "", reload: () => console.log("loaded anew")};
+globalThis.fetch = async () => ({ok: true, text: async () => ""});
+globalThis.DOMParser = class { parseFromString() { return doc(titles); } };
+globalThis.EventSource = class { constructor() { globalThis.server = this; } };
+globalThis.setInterval = () => {};
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
+def test_a_page_that_gains_a_section_is_loaded_anew() -> None:
+    """A run's first copy brings the section of its population."""
+    live = (Path(sections_module.__file__).parent / "live.js").read_text(encoding="utf-8")
+    then = (
+        "server.onmessage().then(() => { console.log('taken'); titles = [];"
+        " return server.onmessage(); }).then(() => { titles = ['Cost', 'Population', 'Trials'];"
+        " return server.onmessage(); }).then(() => console.log('taken'));"
+    )
+    said = subprocess.run(["node", "-e", BROWSER + live + then], check=True, capture_output=True, text=True).stdout
+    assert said.splitlines() == ["taken", "loaded anew", "taken"]
