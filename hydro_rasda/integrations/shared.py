@@ -84,7 +84,9 @@ def first_model(argument: str, make: Callable[[], object], config: Mapping[str, 
 def check_rule(sweep: SweepConfig) -> None:
     """Raise ValueError for population based training where a trainer is run, which would undo what a copy changes."""
     copies = sweep.rule == POPULATION or isinstance(sweep.rule, PopulationBasedTraining)
-    rule = "another one where a trainer is run: it resumes with the learning rates of its checkpoint, not those of a copy"
+    rule = (
+        "another one where a trainer is run: it resumes with the learning rates of its checkpoint, not those of a copy"
+    )
     require(not copies, "sweep.rule", sweep.rule, rule)
 
 

@@ -41,7 +41,7 @@ They also turn off the check of a few validation batches before training.
 """
 
 _LEFT_OUT = (Checkpoint, ModelSummary, ProgressBar, DeviceStatsMonitor, LearningRateMonitor)
-"""Callbacks that are left out: they save, print, or log to a logger. A trainer with the arguments above refuses them."""
+"""Callbacks that are left out: they save, print or log, so a trainer with the arguments above refuses them."""
 
 
 MAKES_TRAINER = "a Trainer of `lightning.pytorch`, or a function of its keyword arguments that makes one"

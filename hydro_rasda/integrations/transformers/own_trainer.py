@@ -60,6 +60,10 @@ def by_own_trainer(
     require(callable(trainer_class), "trainer_class", trainer_class, rule)
     check_space(space, strategy=None)
     check_rule(sweep)
+    data = ("train_dataset", "eval_dataset")
+    for name in data:
+        empty = isinstance(given[name], Sized) and not len(given[name])
+        require(not empty, name, given[name], "a data set of one example or more")
     epochs = epochs_of(args, space)
     made_with(args, sample(space, 1, args.seed)[0])  # raises for values that are wrong
     own = tuple(name for name in reachable(space) if not hasattr(args, name))
@@ -67,10 +71,6 @@ def by_own_trainer(
     if sweep.surrogate < 1 and not _narrows(model, build, sample(space, 1, args.seed)[0], sweep.surrogate):
         told = "it is no PretrainedConfig that has a narrower form"
         sweep = at_full_width(sweep, "narrower", told)
-    data = ("train_dataset", "eval_dataset")
-    for name in data:
-        empty = isinstance(given[name], Sized) and not len(given[name])
-        require(not empty, name, given[name], "a data set of one example or more")
     return {
         "model_fn": NarrowByConfig(build),
         "space": space,

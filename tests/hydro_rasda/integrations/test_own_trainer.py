@@ -141,7 +141,11 @@ def test_numbers_of_epochs_are_searched(tmp_path: Path) -> None:
         ({"max_steps": 9}, {}, "`max_steps` is 9, but must be left out: a training has whole epochs"),
         ({}, {"space": {"max_steps": choice([6, 9])}}, "`max_steps` is .*, but must be left out"),
         ({"num_train_epochs": 2.5}, {}, r"`num_train_epochs` is 2\.5, but must be a whole number of epochs >= 1"),
-        ({}, {"sweep": SweepConfig(rule="pbt")}, "`sweep.rule` is 'pbt', but must be another one where a trainer is run"),
+        (
+            {},
+            {"sweep": SweepConfig(rule="pbt")},
+            "`sweep.rule` is 'pbt', but must be another one where a trainer is run",
+        ),
         ({}, {"space": {"optim": "adamx", "learning_rate": loguniform(0.1, 1)}}, "adamx is not a valid Optimizer"),
         ({}, {"data": []}, r"`train_dataset` is \[\], but must be a data set of one example or more"),
         ({}, {"space": []}, r"`space` is \[\], but must be a mapping"),

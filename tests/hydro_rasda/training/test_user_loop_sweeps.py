@@ -355,7 +355,7 @@ FAULTS: dict[str, tuple[Callable[[Worker], object], str]] = {
         lambda worker: worker.report(
             {"reward": 0.0}, {"model": nn.ModuleDict({"_orig_mod": worker.model()}).state_dict()}
         ),
-        r"`state[.model.]` is .*_orig_mod\.0\.bias.* of a wrapper",
+        r"`state\['model'\]` is .*_orig_mod\.0\.bias.* of a wrapper",
     ),
     "reports NaN": (
         lambda worker: worker.report({"reward": float("nan")}, {"model": worker.model().state_dict()}),
