@@ -112,7 +112,9 @@ class Identity:
 def _warn_of_state(name: str, before: Content, after: Content) -> None:
     """Warn if calls of the function `name` have changed a number or a tensor that it keeps, such as a step counter."""
     numbers = [path for path, words in after.items() if words.startswith(("int ", "float ", "array "))]
-    if changed := [path for path in numbers if path in before and before[path] != after[path]]:
+    # A default of the class has been kept elsewhere. Items of other dicts may be those of a cache, which do no harm.
+    there = [path for path in numbers if path in before or path.rpartition("/")[0].endswith("/state")]
+    if changed := [path for path in there if before.get(path) != after[path]]:
         what = changed[0].rpartition("/")[2].removeprefix("global ").strip("'")
         told = f"calls of `{name}` change `{what}`, which it keeps, so that all trials share it"
         warn(f"{told}. If the loss depends on it, keep it in the model instead, by `register_buffer`")

@@ -179,6 +179,9 @@ class KeptReports:
         require(saving is not None, "state", None, "given with every report")
         wanted = {n: v for n, v in metrics.items() if n.startswith(METRICS) or n in self._settings.comparison.trained}
         numbers = {n: float(v) for n, v in wanted.items() if isinstance(v, (int, float))}
+        # In a journal, a training loss that is not finite says that the trial has diverged. Here the metric says so.
+        if not math.isfinite(numbers.get("train_loss", 0.0)) and "train_loss" not in self._settings.comparison.trained:
+            del numbers["train_loss"]
         others = {n: v for n, v in metrics.items() if n not in wanted}
         if self._settings.race.keep == "best":
             self._best = bettered(
