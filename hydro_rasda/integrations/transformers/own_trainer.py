@@ -133,7 +133,9 @@ def _arguments(args: TrainingArguments, worker: Worker, folder: str) -> Training
     """Return the training arguments of a trial: those that the user would make with the values of its configuration."""
     own = made_with(args, worker.config)
     # `Trainer` would take the first GPU of the machine, and split batches among all GPUs by `DataParallel`.
-    vars(own)["_setup_devices"], own._n_gpu = worker.device, int(worker.device.type == "cuda")
+    own._n_gpu = min(own.n_gpu, 1)
+    if worker.device.type == "cuda":
+        vars(own)["_setup_devices"] = worker.device
     return arguments_with(own, {**_EACH_EPOCH, "output_dir": folder})
 
 
