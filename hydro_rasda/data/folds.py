@@ -166,13 +166,15 @@ def _pairs(splitter: Any, data: Any, length: int) -> list[Any]:
     """
     try:
         inputs, targets = _inputs_and_targets(data, length)
+        # `split` would advance a generator that the splitter holds as its `random_state`.
+        own = copy.deepcopy(splitter) if hasattr(splitter, "random_state") else splitter
         try:
-            return [tuple(pair) for pair in splitter.split(inputs, targets)]
+            return [tuple(pair) for pair in own.split(inputs, targets)]
         except Exception:
             if targets is not None or _tensors(data):
                 raise
         # The splitter has failed without targets, so read the targets from the examples, and try again.
-        return [tuple(pair) for pair in splitter.split(inputs, np.array([_target(data[i]) for i in range(length)]))]
+        return [tuple(pair) for pair in own.split(inputs, np.array([_target(data[i]) for i in range(length)]))]
     except Exception as error:
         told = f"`val_data` is {splitter!r}, which fails on the {length} examples of `train_data`"
         raise ValueError(f"{told} with {type(error).__name__}: {error}") from error

@@ -30,12 +30,16 @@ from hydro_rasda.run.pickling import pickle_config_modules
 from hydro_rasda.schedulers.named_rules import POPULATION
 from hydro_rasda.schedulers.population import PopulationBasedTraining
 from hydro_rasda.schedulers.sweep_rule import CHANGEABLE
-from hydro_rasda.settings.config import TuneConfig
+from hydro_rasda.settings.config import HISTORY, TuneConfig
 from hydro_rasda.space.branches import reachable
 from hydro_rasda.space.space import check_space, explored, reached
 
 if TYPE_CHECKING:
     from ray.tune.search import Searcher
+
+
+_OF_LINES = ("event", "heat", "trial", "epoch")
+"""Keys of a journal's line of metrics, beside the metrics."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,8 @@ class Request:
         require(sweep.fusion in ("auto", 1), "sweep.fusion", sweep.fusion, f"'auto' or 1 {alone}, one by one")
         costs = self.settings.comparison.costs
         require(not costs, "metric", costs, f"metrics that `train` reports, {alone}; or a bound of these")
+        taken = [name for name in self.settings.comparison.trained if name in (*_OF_LINES, *HISTORY)]
+        require(not taken, "metric", taken, f"metrics of other names {alone}: the journal has these for its own values")
         if sweep.surrogate < 1 and width_form(self.model_fn) is None:
             named: object = getattr(self.model_fn, "__name__", repr(self.model_fn))
             rule = "a function of (config, width_ratio), by which `worker.model()` builds narrower models; or set "

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fusion.warn import warn
 from hydro_rasda.common.secret_masking import hide, secrets_of
 from hydro_rasda.dry_run.dry_run_and_hints import Ready
 from hydro_rasda.dry_run.request import Request
@@ -82,7 +83,10 @@ class Identity:
     def asked(self, ready: Ready, batch_size: int) -> dict[str, Any]:
         """Return what the user asked for, as the content of `run.json`, by which a later call recognizes the run."""
         # Leave out values that calls have changed, such as counters: they do not identify a function.
-        stayed = {name: unchanged(self._before[name], content(function)) for name, function in self._functions.items()}
+        after = {name: content(function) for name, function in self._functions.items()}
+        stayed = {name: unchanged(self._before[name], found) for name, found in after.items()}
+        for name in ("loss_fn", "objective"):
+            _warn_of_state(name, self._before.get(name, {}), after.get(name, {}))
         problem, objective = ready.problem, as_given(ready.problem.objective)
 
         def of_data(given: Any) -> str:
@@ -103,6 +107,17 @@ class Identity:
             "code": {name: dict([*_short(of).items()][:_PIECES]) for name, of in stayed.items()},
             "digests": digests | {name: of_data(given) for name, given in self._data.items()},
         }
+
+
+def _warn_of_state(name: str, before: Content, after: Content) -> None:
+    """Warn if calls of the function `name` have changed a number or a tensor that it keeps, such as a step counter."""
+    numbers = [path for path, words in after.items() if words.startswith(("int ", "float ", "array "))]
+    # A default of the class has been kept elsewhere. Items of other dicts may be those of a cache, which do no harm.
+    there = [path for path in numbers if path in before or path.rpartition("/")[0].endswith("/state")]
+    if changed := [path for path in there if before.get(path) != after[path]]:
+        what = changed[0].rpartition("/")[2].removeprefix("global ").strip("'")
+        told = f"calls of `{name}` change `{what}`, which it keeps, so that all trials share it"
+        warn(f"{told}. If the loss depends on it, keep it in the model instead, by `register_buffer`")
 
 
 def _short(found: Content) -> dict[str, str]:

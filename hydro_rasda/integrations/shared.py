@@ -17,6 +17,8 @@ from fusion.warn import warn
 from hydro_rasda.common.argument_checks import check_is, require
 from hydro_rasda.data import Batch
 from hydro_rasda.results.result import TuneResult
+from hydro_rasda.schedulers.named_rules import POPULATION
+from hydro_rasda.schedulers.population import PopulationBasedTraining
 from hydro_rasda.settings.config import RaceConfig, SweepConfig
 from hydro_rasda.tuner import tune
 from surrogate import shrink
@@ -77,6 +79,15 @@ def first_model(argument: str, make: Callable[[], object], config: Mapping[str, 
     require(isinstance(model, kind), argument, type(model).__name__, f"one that makes a {what}")
     assert isinstance(model, kind)
     return model
+
+
+def check_rule(sweep: SweepConfig) -> None:
+    """Raise ValueError for population based training where a trainer is run, which would undo what a copy changes."""
+    copies = sweep.rule == POPULATION or isinstance(sweep.rule, PopulationBasedTraining)
+    rule = (
+        "another one where a trainer is run: it resumes with the learning rates of its checkpoint, not those of a copy"
+    )
+    require(not copies, "sweep.rule", sweep.rule, rule)
 
 
 def with_fresh_callbacks(make: Callable[..., M], but: tuple[type, ...] = ()) -> Callable[..., M]:

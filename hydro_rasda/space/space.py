@@ -82,6 +82,8 @@ def check_space(space: object, num_samples: int = 1, strategy: str | None = "ddp
         check_value(f"space[{name!r}]", value)
     check_branches(space)
     domains = [(name, value) for name, value in leaves(space) if _is_domain(value)]
+    nameless = [name for name, _ in domains if not isinstance(name, str)]
+    require(not nameless, "space", nameless, "one whose domains have names as keys, in nested mappings, too")
     searched = bool(domains) or any(is_a(value, "Categorical") for value in space.values())
     require(searched, "space", space, "one with a domain, such as loguniform(1e-4, 1), to search")
     for name, domain in domains:
@@ -269,8 +271,6 @@ def reached(name: str, space: Mapping[str, Any]) -> list[Any]:
 
 def _extremes(value: Any) -> Sequence[Any]:
     """Return the extreme values of a leaf of the space; an empty list if only sampling can tell."""
-    if is_a(value, "Function"):
-        return ()
     if is_a(value, "Categorical"):
         return [extreme for category in value.categories for extreme in _extremes(category)]
     if is_a(value, "Float", "Integer"):
@@ -282,7 +282,7 @@ def _extremes(value: Any) -> Sequence[Any]:
         return (lower, math.nextafter(upper, lower) if is_a(value, "Float") else upper - 1)
     if is_grid(value):
         return [plain(item) for item in value["grid_search"]]
-    return (plain(value),)
+    return () if is_a(value, "Domain") else (plain(value),)  # a function, or a domain of a class of the user's
 
 
 class _Shown:

@@ -67,6 +67,7 @@ class SpanWorker(Worker):
         history: The epochs and their metrics, on rank 0.
         saving: The state after the last epoch, or a function that returns it; None before the first report.
         left: True if the worker ended the training function; False if the function returned by itself.
+        names: Names in the state dict of the model that `model` built; None before its first call.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class SpanWorker(Worker):
         self._is_full_size = task.heat == "race"
         self.width_ratio = 1.0 if self._is_full_size else problem.settings.sweep.surrogate
         self.scaled = WidthScaledRates(self.width_ratio)
+        self.names: frozenset[str] | None = None
         self._should_stop, self._on_epoch = should_stop, on_epoch
         self.history: History = []
         self.saving: Saving = None
@@ -107,6 +109,7 @@ class SpanWorker(Worker):
             built = self._problem.target(self._trial) if self._is_full_size else self._problem.surrogate(self._trial)
         if self.width_ratio < 1:
             self.scaled.note(built)
+        self.names = frozenset(built.state_dict())
         return self.prepare(built)
 
     def report(self, metrics: Mapping[str, Any], state: Saving = None, *, final: bool = False) -> None:
@@ -151,10 +154,17 @@ class SpanWorker(Worker):
 
 
 class KeptReports:
-    """The part of a training function's reports that a run keeps; `state` is the earlier checkpoint, if any."""
+    """The part of a training function's reports that a run keeps.
 
-    def __init__(self, settings: TuneConfig, state: Mapping[str, Any] | None) -> None:
-        self._settings = settings
+    Args:
+        state: The earlier checkpoint, if any.
+        names: Returns `SpanWorker.names`.
+    """
+
+    def __init__(
+        self, settings: TuneConfig, state: Mapping[str, Any] | None, names: Callable[[], frozenset[str] | None]
+    ) -> None:
+        self._settings, self._names = settings, names
         self._best = None if state is None else state.get("best")
         # If the library's own loop wrote the checkpoint, the whole checkpoint is the state. This happens if a user adds
         # `train` in a later call.
@@ -169,18 +179,29 @@ class KeptReports:
         require(saving is not None, "state", None, "given with every report")
         wanted = {n: v for n, v in metrics.items() if n.startswith(METRICS) or n in self._settings.comparison.trained}
         numbers = {n: float(v) for n, v in wanted.items() if isinstance(v, (int, float))}
+        # In a journal, a training loss that is not finite says that the trial has diverged. Here the metric says so.
+        if not math.isfinite(numbers.get("train_loss", 0.0)) and "train_loss" not in self._settings.comparison.trained:
+            del numbers["train_loss"]
         others = {n: v for n, v in metrics.items() if n not in wanted}
         if self._settings.race.keep == "best":
             self._best = bettered(
-                self._best, epoch, numbers[metric], mode, lambda: copy.deepcopy(_state_of(saving)["model"])
+                self._best, epoch, numbers[metric], mode, lambda: copy.deepcopy(self._state_of(saving)["model"])
             )
         best = {} if self._best is None else {"best": self._best}
 
         def whole() -> dict[str, Any]:
-            own = _state_of(saving)
+            own = self._state_of(saving)
             return {"own": own, "model": own["model"], **best}
 
         return {**others, **numbers, "epoch": epoch}, whole
+
+    def _state_of(self, saving: Saving) -> dict[str, Any]:
+        state, names = _state_of(saving), self._names()
+        if names is not None and (other := sorted(map(str, names ^ state["model"].keys()))):
+            rule = "the state dict of the model that `worker.model()` returned, not of a wrapper, such as that of "
+            rule += f"`torch.compile`; it has or lacks {other[:3]}"
+            require(False, "state['model']", sorted(map(str, state["model"])), rule)
+        return state
 
 
 def _state_of(saving: Saving) -> dict[str, Any]:
@@ -241,7 +262,7 @@ def train_own_on_rank(worker: SpanWorker) -> None:
     assert problem.own_loop is not None
     if worker.checkpoint is not None and worker.checkpoint.get("over"):
         return
-    kept = KeptReports(problem.settings, worker.checkpoint)
+    kept = KeptReports(problem.settings, worker.checkpoint, lambda: worker.names)
     # The seed depends on trial, epoch and rank, so that a repeated call draws the same numbers from global generators.
     size = "full size" if worker.width_ratio == 1 else "surrogate"
     seed = derive_seed(problem.settings.seed, size, worker.config["trial"], worker.iteration)

@@ -98,24 +98,31 @@ class WidthScaledRates:
     def _look(self, optimizer: Optimizer, *_: object) -> None:
         if not self._models or any(optimizer is seen for seen in self._seen):
             return
+        current = {float(group["lr"]) for group in optimizer.param_groups if "lr" in group}
+        if current == {0.0}:  # a warm-up begins at 0, so look at the next step
+            return
         self._seen.append(optimizer)
         kind, width = type(optimizer), Fraction(self._width_ratio).limit_denominator(64)
         rule = _rule_of(kind, optimizer.defaults)
         rates = self._factors(lr_multipliers, rule or "adam")
+        # Some schedulers, and loops that set `group["lr"]`, replace the rates with which the optimizer was made.
+        replaced = len(current) == 1 < len({group.get(FACTOR, 1.0) for group in optimizer.param_groups})
         missed: dict[str, float] = {}
         for group in optimizer.param_groups:
             for tensor in group["params"]:
                 name, rate = rates.get(id(tensor), ("", 1.0))
-                if rate != group.get(FACTOR, 1.0):
+                if rate != (1.0 if replaced else group.get(FACTOR, 1.0)):
                     missed[name] = rate
         if not missed:
             return
         (first, rate), more = next(iter(missed.items())), len(missed) - 1
         others = f", and {more} more parameters need other ones" * (more > 0)
+        how = f"that of the full width. Make the optimizer by `worker.optimizer(model, {kind.__name__}, lr=...)`"
+        if replaced:
+            how = "the same, as OneCycleLR does. Let the schedule multiply the rates that `worker.optimizer` has set"
         warn(
             f"at {width} of the width, {kind.__name__} needs {rate:g} times the learning rate for `{first}`{others}. "
-            f"`train` gives all of them that of the full width. Make the optimizer by `worker.optimizer(model, "
-            f"{kind.__name__}, lr=...)`; else the sweep's best learning rate may not suit the full-size model"
+            f"`train` gives all of them {how}; else the sweep's best learning rate may not suit the full-size model"
         )
 
     def _factors(self, table: Callable[[nn.Module, str], Factors], rule: str) -> dict[int, tuple[str, float]]:

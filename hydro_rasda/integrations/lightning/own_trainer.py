@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
 import tempfile
@@ -10,15 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint, DeviceStatsMonitor, LearningRateMonitor, ModelSummary, ProgressBar
 from torch import Tensor
 from torch.optim import Optimizer
 
 from hydro_rasda.common.argument_checks import require
-from hydro_rasda.integrations.shared import at_full_width, with_fresh_callbacks
+from hydro_rasda.integrations.shared import at_full_width, check_rule, with_fresh_callbacks
 from hydro_rasda.problem.width_argument import width_form
 from hydro_rasda.settings.config import RaceConfig, SweepConfig
 from hydro_rasda.training.worker import State, Worker
@@ -38,8 +40,8 @@ _QUIET: dict[str, Any] = {
 They also turn off the check of a few validation batches before training.
 """
 
-_LEFT_OUT = (ModelCheckpoint, LearningRateMonitor)
-"""Callbacks that are left out: they save, or log to a logger, so a trainer with the arguments above refuses them."""
+_LEFT_OUT = (Checkpoint, ModelSummary, ProgressBar, DeviceStatsMonitor, LearningRateMonitor)
+"""Callbacks that are left out: they save, print or log, so a trainer with the arguments above refuses them."""
 
 
 MAKES_TRAINER = "a Trainer of `lightning.pytorch`, or a function of its keyword arguments that makes one"
@@ -57,6 +59,7 @@ def by_own_trainer(
     """Return arguments of `tune` with which `Trainer.fit` trains. `data` has the data arguments of `fit`."""
     with tempfile.TemporaryDirectory() as folder:
         made = _made(trainer, torch.device("cpu"), folder)
+    check_rule(sweep)
     epochs, every = made.max_epochs or 0, made.check_val_every_n_epoch
     require(epochs > 0, "trainer", f"max_epochs={epochs}", "one with epochs to train")
     validated = every == 1 or not monitor.startswith("val")
@@ -75,7 +78,7 @@ def by_own_trainer(
     }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OwnTrainer:
     """The `train(worker)` of `tune`, in which the user's trainer fits the module from the last checkpoint on.
 
@@ -93,7 +96,17 @@ class OwnTrainer:
             trainer = _made(self.trainer, worker.device, folder)
             trainer.callbacks.append(Reports(worker))  # type: ignore[attr-defined]
             resumed = _unpacked(worker.checkpoint, Path(folder) / "resumed.ckpt")
-            trainer.fit(module, **self.data, ckpt_path=resumed, weights_only=False)
+            trainer.fit(module, **self._own_data(), ckpt_path=resumed, weights_only=False)
+
+    def _own_data(self) -> Mapping[str, Any]:
+        """Return the data with a copy of the data module, which is one for all trials of a call in this process.
+
+        `fit` writes to it. The user's own stays as it is, so that the same call recognizes its run.
+        """
+        return _OWN_DATA.setdefault(self, {**self.data, "datamodule": copy.copy(self.data["datamodule"])})
+
+
+_OWN_DATA: WeakKeyDictionary[OwnTrainer, Mapping[str, Any]] = WeakKeyDictionary()
 
 
 class Reports(Checkpoint):

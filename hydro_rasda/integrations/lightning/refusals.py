@@ -103,6 +103,8 @@ def unfollowed_loader(name: str, loader: Any) -> list[str]:
     sampler: Any = loader.sampler
     if loader.batch_size is None or type(sampler) not in (RandomSampler, SequentialSampler):
         return [f"{name}: it has a sampler of its own, which other batch sizes would need, too"]
+    if len(loader.dataset) == 0:
+        return [f"{name}: its data set is empty"]
     if len(sampler) != len(loader.dataset) or getattr(sampler, "replacement", False):
         return [f"{name}: its sampler draws {len(sampler)} examples, but must take each of the data set once"]
     return []

@@ -147,7 +147,7 @@ def _check_arguments(
     check_function("module_fn", module_fn, 1, 2, rule=rule, or_class=True)
     require(isinstance(trainer, Trainer) or callable(trainer), "trainer", trainer, MAKES_TRAINER)
     check_parts(sweep, race)
-    check_space(space)
+    check_space(space, strategy="ddp" if isinstance(trainer, Trainer) else None)  # a trainer that is run reads no key
     given = [name for name in DECIDED if name in options]
     require(not given, given[0] if given else "", "given", "left out: trainer, module and loaders decide it")
 

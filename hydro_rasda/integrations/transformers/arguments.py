@@ -257,6 +257,16 @@ def arguments_with(args: TrainingArguments, values: Mapping[str, Any]) -> Traini
     return changed
 
 
+def made_with(args: TrainingArguments, values: Mapping[str, Any]) -> TrainingArguments:
+    """Return a copy of `args` as if it had been made with the new `values`.
+
+    Other attributes follow from them: `mixed_precision`, for example, follows from `fp16` and `bf16`.
+    """
+    changed = arguments_with(args, values)
+    changed.__post_init__()
+    return changed
+
+
 def _values(domain: Any) -> list[Any] | None:
     """Return all values of a domain; None if it is a range."""
     if is_a(domain, "Categorical"):

@@ -32,8 +32,9 @@ class _AsDict:
 
     collate: Collator
 
-    def __call__(self, features: list[Any]) -> dict[str, Any]:
-        return dict(self.collate(features))
+    def __call__(self, features: list[Any]) -> Any:
+        batch = self.collate(features)
+        return dict(batch) if isinstance(batch, Mapping) else batch  # the objective refuses others by name
 
 
 def collator(model: nn.Module, args: TrainingArguments, given: Collator | None, processing_class: Any) -> Collator:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,12 @@ from transformers import PretrainedConfig, PrinterCallback, Trainer, TrainerCall
 from transformers.utils import logging
 
 from hydro_rasda.common.argument_checks import require
-from hydro_rasda.integrations.shared import at_full_width, with_fresh_callbacks
-from hydro_rasda.integrations.transformers.arguments import arguments_with, epochs_of
+from hydro_rasda.integrations.shared import at_full_width, check_rule, with_fresh_callbacks
+from hydro_rasda.integrations.transformers.arguments import arguments_with, epochs_of, made_with
 from hydro_rasda.integrations.transformers.data import model_function
 from hydro_rasda.settings.config import SweepConfig
 from hydro_rasda.space.branches import reachable
-from hydro_rasda.space.space import sample
+from hydro_rasda.space.space import check_space, sample
 from hydro_rasda.training.worker import State, Worker
 from surrogate.transformers_config import narrow_by_config
 
@@ -58,13 +58,19 @@ def by_own_trainer(
     """Return arguments of `tune` with which `trainer_class` trains. `given` are arguments of `Trainer`."""
     rule = "a subclass of Trainer, or a function of its keyword arguments"
     require(callable(trainer_class), "trainer_class", trainer_class, rule)
+    check_space(space, strategy=None)
+    check_rule(sweep)
+    data = ("train_dataset", "eval_dataset")
+    for name in data:
+        empty = isinstance(given[name], Sized) and not len(given[name])
+        require(not empty, name, given[name], "a data set of one example or more")
     epochs = epochs_of(args, space)
+    made_with(args, sample(space, 1, args.seed)[0])  # raises for values that are wrong
     own = tuple(name for name in reachable(space) if not hasattr(args, name))
     build = model_function(model, model_class, own, args.use_cache)
     if sweep.surrogate < 1 and not _narrows(model, build, sample(space, 1, args.seed)[0], sweep.surrogate):
         told = "it is no PretrainedConfig that has a narrower form"
         sweep = at_full_width(sweep, "narrower", told)
-    data = ("train_dataset", "eval_dataset")
     return {
         "model_fn": NarrowByConfig(build),
         "space": space,
@@ -108,10 +114,10 @@ class OwnTrainer:
 
     def __call__(self, worker: Worker) -> None:
         train_dataset, eval_dataset = worker.data
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, _on(worker.device):
             trainer = with_fresh_callbacks(self.trainer_class)(
                 model=worker.model(),
-                args=arguments_with(self.args, {**worker.config, **_EACH_EPOCH, "output_dir": folder}),
+                args=_arguments(self.args, worker, folder),
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
                 **self.inputs,
@@ -121,6 +127,21 @@ class OwnTrainer:
             trainer.remove_callback(PrinterCallback)
             trainer.callback_handler.callbacks.insert(0, Reports(worker, trainer))
             trainer.train(resume_from_checkpoint=_unpacked(trainer, worker.checkpoint, Path(folder) / "resumed"))
+
+
+def _arguments(args: TrainingArguments, worker: Worker, folder: str) -> TrainingArguments:
+    """Return the training arguments of a trial: those that the user would make with the values of its configuration."""
+    own = made_with(args, worker.config)
+    # `Trainer` would take the first GPU of the machine, and split batches among all GPUs by `DataParallel`.
+    own._n_gpu = min(own.n_gpu, 1)
+    if worker.device.type == "cuda":
+        vars(own)["_setup_devices"] = worker.device
+    return arguments_with(own, {**_EACH_EPOCH, "output_dir": folder})
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which `device`, if it is a GPU, is the one that torch and accelerate take by default."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 class Reports(TrainerCallback):  # type: ignore[misc]

@@ -30,6 +30,7 @@ from hydro_rasda.integrations.shared import (
 from hydro_rasda.integrations.transformers.arguments import (
     PRECISIONS,
     arguments_with,
+    made_with,
     metric_of,
     metrics_refused,
     own_names,
@@ -152,11 +153,12 @@ def tune_trainer(
         race=replace(without_default_ema(race), keep="best" if args.load_best_model_at_end else "last"),
         **_chosen(args, options),
     )
-    values, finish = tuned.best_config, None
     if trainer_class is None:
-        values, finish = with_values(args, values), getattr(model, "trimmed", None)
+        best, finish = arguments_with(args, with_values(args, tuned.best_config)), getattr(model, "trimmed", None)
+    else:
+        best, finish = made_with(args, tuned.best_config), None
     own: dict[str, Any] = {"_inputs": given, "_finish": finish, "_trainer_class": trainer_class or Trainer}
-    return TrainerResult(**vars(tuned), args=arguments_with(args, values), **own)
+    return TrainerResult(**vars(tuned), args=best, **own)
 
 
 def _followed(
@@ -230,6 +232,8 @@ def _refused(
     for name, given in data.items():
         if not (isinstance(given, Sized) and hasattr(given, "__getitem__")) or isinstance(given, Mapping):
             refused.append(f"{name} is a {type(given).__name__}: one data set with a length")
+        elif len(given) == 0:
+            refused.append(f"{name} is empty: one example or more")
         elif isinstance(given, list | tuple) and given and all(_is_data_set(each) for each in given):
             refused.append(f"{name} is a {type(given).__name__} of {len(given)} data sets: one data set")
     return refused

@@ -91,6 +91,13 @@ def test_a_splitter_without_a_seed_draws_from_the_runs(digits: tuple[Pair, Pair]
     assert np.array_equal(np.random.get_state()[1], before)  # type: ignore[index]
 
 
+def test_a_splitter_with_a_generator_makes_the_same_folds_in_each_call(digits: tuple[Pair, Pair]) -> None:
+    batches = make_batches(digits[0], "train_data", CPU, 0)
+    splitter = KFold(3, shuffle=True, random_state=np.random.RandomState(0))
+    one, two = (make_folds(splitter, digits[0], batches, 0) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one.indices(), two.indices(), strict=True))
+
+
 class Given:
     """A splitter that makes these pairs."""
 

@@ -246,6 +246,7 @@ class Later:
         return self.left < 0
 
 
+@pytest.mark.filterwarnings("ignore:calls of `loss_fn` change `left`")
 def test_where_only_training_shows_it_the_message_does_not_blame_the_learning_rate(quick: Quick) -> None:
     later = Later(1)
 

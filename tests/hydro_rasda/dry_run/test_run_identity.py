@@ -354,6 +354,22 @@ def test_a_global_value_that_has_changed_is_named(quick: Quick) -> None:
         assert found.endswith("by calls of `train` itself" if told else "than the run's")
 
 
+class Annealed:
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        self.calls += 1
+        return min(1.0, self.calls / 100) * F.cross_entropy(output, target)
+
+
+def test_a_loss_is_told_that_trials_share_what_it_keeps(quick: Quick) -> None:
+    with pytest.warns(UserWarning, match="calls of `loss_fn` change `calls`, which it keeps, so that all trials share"):
+        quick(loss_fn=Annealed(), num_samples=2, max_t=1)
+
+
 def smooth(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output, target, label_smoothing=0.1)
 

@@ -161,7 +161,8 @@ def test_narrow_modules_have_the_rates_of_their_width_before_schedulers_read_the
 def test_patience_of_a_trial_ends_no_other(tmp_path: Path) -> None:
     """The first trial is best at once, so that its score would end the others, which only begin slowly."""
     stopping = pl.callbacks.EarlyStopping("val/mse", patience=2)
-    saving = [pl.callbacks.ModelCheckpoint(tmp_path), pl.callbacks.LearningRateMonitor()]  # which are left out
+    left_out = pl.callbacks.LearningRateMonitor(), pl.callbacks.DeviceStatsMonitor(), pl.callbacks.TQDMProgressBar()
+    saving = [pl.callbacks.ModelCheckpoint(tmp_path), *left_out]
     make = partial(pl.Trainer, max_epochs=EPOCHS, callbacks=[stopping, *saving])
     sweep = SweepConfig(surrogate=1 / 4, first=[{"rate": 1e-2}])
     result = tuned(
@@ -182,6 +183,7 @@ def test_patience_of_a_trial_ends_no_other(tmp_path: Path) -> None:
             "`trainer` is 'check_val_every_n_epoch=2', but must be one that logs 'val/mse' after each epoch",
         ),
         ({"monitor": "val/loss"}, "val_loss"),
+        ({"sweep": SweepConfig(rule="pbt")}, "`sweep.rule` is 'pbt', but must be another one where a trainer is run"),
         ({"trainer": 3}, "`trainer` is 3, but must be a Trainer of `lightning.pytorch`, or a function"),
     ],
 )
@@ -203,3 +205,29 @@ def test_on_ray_it_is_the_same(tmp_path: Path) -> None:
     here = tuned(tmp_path / "here", space, double)
     there = tuned(tmp_path / "there", space, double, backend="ray")
     assert (there.best_trial, there.best_metric) == (here.best_trial, here.best_metric)
+
+
+def test_keys_of_the_space_are_the_modules_own(tmp_path: Path) -> None:
+    """Values that the library would refuse if it read them."""
+    space = {"rate": choice([0.002]), "schedule": "on plateau", "optimizer": choice(["one", "two"])}
+    assert tuned(tmp_path, space, double, num_samples=1).config["schedule"] == "on plateau"
+
+
+class Made(pl.LightningDataModule):
+    """Makes its data when it is set up, as Lightning's guide does."""
+
+    def setup(self, stage: str) -> None:
+        self.data = TensorDataset(X)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.data, 8)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(self.data, 8)
+
+
+def test_the_same_call_goes_on_with_its_run_though_fit_writes_to_the_data_module(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"datamodule": Made(), "train_dataloaders": None, "val_dataloaders": None, "name": "run"}
+    for count in (1, 2):
+        result = tuned(tmp_path, {"rate": loguniform(1e-3, 1e-2)}, double, num_samples=count, **given)
+        assert len(result.trials) == count

@@ -102,6 +102,24 @@ def test_callbacks_read_that_the_best_weights_are_kept(tmp_path: Path) -> None:
     assert {*kept} == {True}
 
 
+@pytest.mark.filterwarnings("ignore:the model is swept at its full width")
+@pytest.mark.filterwarnings("ignore:the model's initial weights are the same from every seed")
+def test_arguments_are_as_if_made_with_a_trials_values_for_its_device(tmp_path: Path) -> None:
+    """The precision follows from `bf16`, and no trial splits its batches among the GPUs of the machine."""
+    seen: set[Any] = set()
+
+    class Noting(Trainer):  # type: ignore[misc]
+        def training_step(self, *given: Any, **named: Any) -> Any:
+            seen.add((self.accelerator.mixed_precision, self.args.train_batch_size, self.args.device))
+            return super().training_step(*given, **named)
+
+    args = arguments(tmp_path)
+    args._n_gpu = 2
+    space = {"learning_rate": loguniform(1e-3, 1e-2), "bf16": choice([True])}
+    tuned(gpt2, args, space, trainer_class=Noting, num_samples=1)
+    assert seen == {("bf16", 4, torch.device("cpu"))}
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the model is swept at its full width")
 @pytest.mark.filterwarnings("ignore:the model's initial weights are the same from every seed")
@@ -123,6 +141,14 @@ def test_numbers_of_epochs_are_searched(tmp_path: Path) -> None:
         ({"max_steps": 9}, {}, "`max_steps` is 9, but must be left out: a training has whole epochs"),
         ({}, {"space": {"max_steps": choice([6, 9])}}, "`max_steps` is .*, but must be left out"),
         ({"num_train_epochs": 2.5}, {}, r"`num_train_epochs` is 2\.5, but must be a whole number of epochs >= 1"),
+        (
+            {},
+            {"sweep": SweepConfig(rule="pbt")},
+            "`sweep.rule` is 'pbt', but must be another one where a trainer is run",
+        ),
+        ({}, {"space": {"optim": "adamx", "learning_rate": loguniform(0.1, 1)}}, "adamx is not a valid Optimizer"),
+        ({}, {"data": []}, r"`train_dataset` is \[\], but must be a data set of one example or more"),
+        ({}, {"space": []}, r"`space` is \[\], but must be a mapping"),
         ({}, {"seed": 3}, "tune_trainer.. cannot follow:\n- seed=: the training arguments and data sets decide it"),
     ],
 )

@@ -103,6 +103,7 @@ def test_loaders_that_cannot_be_made_again() -> None:
     assert unfollowed_loader("it", DataLoader(data, 2)) == unfollowed_loader("it", DataLoader(data, shuffle=True)) == []
     assert unfollowed_loader("it", [data]) == ["it: a list, but must be one DataLoader"]
     assert unfollowed_loader("it", DataLoader(Endless(), 2)) == ["it: its data set has no length"]
+    assert unfollowed_loader("it", DataLoader(TensorDataset(torch.ones(0)), 2)) == ["it: its data set is empty"]
     own = ["it: it has a sampler of its own, which other batch sizes would need, too"]
     assert unfollowed_loader("it", DataLoader(data, 2, sampler=SubsetRandomSampler([0, 1]))) == own
     assert unfollowed_loader("it", DataLoader(data, batch_size=None)) == own

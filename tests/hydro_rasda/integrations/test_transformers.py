@@ -419,6 +419,8 @@ def test_all_that_cannot_be_followed_is_told_at_once_before_any_work(tmp_path: P
         tune_trainer(gpt2, args, space, train_dataset=iter(TEXT), eval_dataset={"a": TEXT}, max_t=3)
     with pytest.raises(ValueError, match="eval_dataset is a list of 2 data sets: one data set"):
         tune_trainer(gpt2, args, space, train_dataset=TEXT, eval_dataset=[TEXT, TEXT[:4]])
+    with pytest.raises(ValueError, match="eval_dataset is empty: one example or more"):
+        tune_trainer(gpt2, args, space, train_dataset=TEXT, eval_dataset=[])
     told = str(raised.value).splitlines()[1:]
     assert [line.split()[1].strip(":") for line in told] == [
         "max_steps=7",
@@ -435,6 +437,14 @@ def test_all_that_cannot_be_followed_is_told_at_once_before_any_work(tmp_path: P
         "eval_dataset",
     ]
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_collator_that_makes_no_dict_is_named(tmp_path: Path) -> None:
+    def pair(features: list[Any]) -> Any:
+        return torch.stack([each["input_ids"] for each in features]), torch.stack([each["labels"] for each in features])
+
+    with pytest.raises(ValueError, match=r"`data_collator` made a tuple, but must make a dict of a model's inputs"):
+        tuned(gpt2, arguments(tmp_path), data_collator=pair, sweep=SweepConfig(surrogate=1))
 
 
 @pytest.mark.parametrize(

@@ -302,6 +302,25 @@ def test_a_space_is_a_mapping_of_names(space: object) -> None:
         check_space(space)
 
 
+def test_the_key_of_a_domain_is_a_name_in_nested_mappings_too() -> None:
+    with pytest.raises(ValueError, match=r"`space` is \[0\], but must be one whose domains have names as keys"):
+        check_space({"lr": 0.1, "layers": {0: choice([1, 2])}})
+    check_space({"lr": loguniform(1e-3, 1), "class weights": {0: 1.0, 1: 5.0}})
+
+
+class Beta(tune.search.sample.Domain):  # type: ignore[misc]
+    """A domain of the user's own class."""
+
+    def sample(self, config: Any = None, size: int = 1, random_state: Any = None) -> float:
+        return float(random_state.beta(2, 2))
+
+
+def test_what_a_domain_of_another_class_draws_is_checked_when_it_is_drawn() -> None:
+    check_space({"lr": Beta(), "own": Beta()})
+    (drawn,) = sample({"lr": Beta(), "own": Beta()}, 1, 0)
+    assert 0 < drawn["lr"] != drawn["own"]
+
+
 @pytest.mark.parametrize("wide", [uniform(-1e308, 1e308), randint(0, 10**30)])
 def test_a_range_that_cannot_be_drawn_from_is_named(wide: Any) -> None:
     with pytest.raises(ValueError, match=r"`space` cannot be sampled: 'a\.b' raises (Overflow|Value)Error: "):

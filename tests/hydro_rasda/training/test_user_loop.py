@@ -116,7 +116,9 @@ def test_it_stops_when_asked_or_diverged(own: Problem) -> None:
 
 def test_of_the_values_that_are_reported_numbers_are_kept(own: Problem) -> None:
     def tells(worker: Worker) -> None:
-        more = {"val_note": "seen", "val_counts": torch.eye(2), "val_none": None, "val_ok": True, "train_steps": 3}
+        more: dict[str, Any] = {"val_note": "seen", "val_counts": torch.eye(2), "val_none": None, "val_ok": True}
+        more["train_steps"] = 3
+        more["train_loss"] = math.nan  # as of an epoch without a step; the metric says whether a trial has diverged
         worker.report({"val_loss": np.array(0.5), **more}, {"model": {}})
 
     outcome = trained(running(own, tells), Span(0, 1))

@@ -351,7 +351,16 @@ FAULTS: dict[str, tuple[Callable[[Worker], object], str]] = {
         lambda worker: worker.report({"reward": 0.0}, lambda: {"model": 1 / 0}),
         "ZeroDivisionError",
     ),
-    "reports NaN": (lambda worker: worker.report({"reward": float("nan")}, {"model": {}}), ""),
+    "reports another model": (
+        lambda worker: worker.report(
+            {"reward": 0.0}, {"model": nn.ModuleDict({"_orig_mod": worker.model()}).state_dict()}
+        ),
+        r"`state\['model'\]` is .*_orig_mod\.0\.bias.* of a wrapper",
+    ),
+    "reports NaN": (
+        lambda worker: worker.report({"reward": float("nan")}, {"model": worker.model().state_dict()}),
+        "",
+    ),
 }
 
 
@@ -423,6 +432,7 @@ def test_if_all_fail_the_first_error_is_told(search: Callable[..., TuneResult]) 
         ({"sweep": SweepConfig(repeats=2)}, "`train` is .*, but must be None where a trial trains several models"),
         ({"metrics": lambda outputs, targets: {}}, "`metrics` is .*, but must be None where `train` alone trains"),
         ({"metric": ["reward", "macs"], "mode": "max"}, r"`metric` is \('macs',\), but must be metrics that `train`"),
+        ({"metric": "epoch"}, r"`metric` is \['epoch'\], but must be metrics of other names where `train` alone"),
         ({"race": RaceConfig(patience=1)}, "`race.patience` is 1, but must be None with `train`"),
         ({"train": lambda: None}, r"`train` is .*, but must be None, or a function"),
         ({"train": None}, "`train_data` is None, but must be given, unless `train` alone trains the models"),
@@ -480,12 +490,32 @@ def test_a_loop_is_told_once_which_rates_it_misses(search: Callable[..., TuneRes
     assert "worker.optimizer(model, Adam, lr=...)" in told
 
 
+def _in_one_cycle(worker: Worker, model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = worker.optimizer(model, torch.optim.Adam, lr=0.1)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+    return optimizer
+
+
+def test_a_loop_is_told_of_a_schedule_that_replaces_its_rates(search: Callable[..., TuneResult]) -> None:
+    (told,) = _told(search, _loop(_in_one_cycle))
+    assert told.startswith("at 1/4 of the width, Adam needs 4 times the learning rate for `2.weight`. `train` gives")
+    assert "the same, as OneCycleLR does" in told
+
+
+def _warmed_up(worker: Worker, model: nn.Module) -> torch.optim.Optimizer:
+    """Return an optimizer whose first step has a rate of 0."""
+    optimizer = worker.optimizer(model, torch.optim.Adam, lr=0.1)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 9)
+    return optimizer
+
+
 @pytest.mark.parametrize(
     "make",
     [
         lambda worker, model: worker.optimizer(model, torch.optim.SGD, lr=0.1, momentum=0.9),
         lambda worker, model: torch.optim.Adam(worker.param_groups(model, torch.optim.Adam, lr=0.1), lr=0.1),
         lambda worker, model: torch.optim.Adam([nn.Parameter(torch.zeros(2))]),
+        _warmed_up,
     ],
 )
 def test_others_are_told_nothing(search: Callable[..., TuneResult], make: Any) -> None:
