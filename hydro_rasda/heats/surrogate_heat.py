@@ -20,6 +20,7 @@ from hydro_rasda.history.full_size import found_early
 from hydro_rasda.history.lines import Unit, failure_line, metric_lines
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import SweepRule, SweepState
+from hydro_rasda.schedulers.sweep_rule import RuleToLast
 
 
 class SurrogateHeat(Heat):
@@ -127,6 +128,8 @@ class SurrogateHeat(Heat):
         state = self.state
         last, training = max(state.scores, default=0), len(state.training)
         if state.left or not training or len(state.training_to(last)) < training:
+            return
+        if isinstance(self._rule, RuleToLast) and last < self._rule.last:
             return
         best = [state.trials[number] for number in state.best(state.top_k)]
         own = [trial for trial in best if trial.epoch == last and all(p.copy_of is None for p in trial.intervals)]
