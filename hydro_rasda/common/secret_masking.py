@@ -111,5 +111,6 @@ def scrubbed(text: str, places: Collection[Place], space: Mapping[str, Any]) -> 
     for place in places:
         secret = value_at(space, place)
         if isinstance(secret, str) and len(secret) >= _SHORT:
-            text = text.replace(secret, HIDDEN)
+            for written in (secret, str.__repr__(secret)[1:-1]):  # the second as in the message of a KeyError
+                text = text.replace(written, HIDDEN)
     return text
