@@ -143,7 +143,7 @@ class Race(Heat):
             return True
         self._end_heat()
         reached = max((trial.epoch for trial in state.trials.values()), default=0)
-        state.spent = _epochs_trained(run, [*state.trials], reached)
+        state.spent = self._epochs_trained(reached)
         state.ended = {n: end for n in state.trials if (end := end_of(run.history, n)) is not None}
         if there := self._rule.compared(state):
             self._see_scores(state.trials[there[0]].epoch, there)
@@ -227,7 +227,7 @@ class Race(Heat):
         stop = self._milestone()
         reached = max((at for at in self._rule.milestones if at < stop), default=0)
         epochs = sum(max(0, stop - run.history.epochs(self.name, n)) for n in state.training)
-        plan = race_pieces(run, self._racing(), epochs, reached, _epochs_trained(run, [*state.trials], reached))
+        plan = race_pieces(run, self._racing(), epochs, reached, self._epochs_trained(reached))
         was_planned = run.time_left.planned("race")
         run.time_left.plan("race", plan)
         if not was_planned:
@@ -239,6 +239,12 @@ class Race(Heat):
             beyond = settings.max_t - max(stop, run.history.epochs(self.name, leader))
         run.begin_heat("race", epochs + beyond)
         self._is_announced = True
+
+    def _epochs_trained(self, stop: int) -> int:
+        """Count the epochs that trials trained in the race up to a milestone, without those of a full-width sweep."""
+        metrics = self._run.history.metrics
+        lines = [line for number in self.state.trials for line in metrics.get((self.name, number), ())]
+        return len([line for line in lines if line["heat"] == self.name and line["epoch"] <= stop])
 
     def _end_heat(self) -> None:
         if self._is_announced:
@@ -386,12 +392,3 @@ def _refit(run: Run, finalists: Sequence[int], devices: Devices) -> None:
 
 
 _MEAN_OF_FOLDS = "and `best_model` gives the mean of its folds' models"
-
-
-def _epochs_trained(run: Run, numbers: Sequence[int], stop: int) -> int:
-    """Count the epochs that trials trained in the race, up to a milestone.
-
-    A full-size training may continue from a full-width sweep. The epochs of the sweep do not count.
-    """
-    lines = [line for number in numbers for line in run.history.metrics.get(("race", number), ())]
-    return len([line for line in lines if line["heat"] == "race" and line["epoch"] <= stop])

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.contracts import Devices, Finished
 from hydro_rasda.heats.finalists import is_found
 from hydro_rasda.heats.group_queue import Dispatcher
@@ -37,13 +36,12 @@ class SurrogateHeat(Heat):
         run: Run,
         devices: Devices,
         rule: SweepRule,
-        heat: HeatName,
         width: float | None = None,
         race: Race | None = None,
     ) -> None:
         super().__init__(run, devices, rule)
-        self.name, self._race = heat, race
-        self._dispatcher = Dispatcher(run, devices, heat, width)
+        self._race = race
+        self._dispatcher = Dispatcher(run, devices, self.name, width)
         self._good_enough: list[int] | None = None
 
     @property

@@ -65,10 +65,12 @@ class Sweep(SurrogateHeat):
         race: See `SurrogateHeat`.
     """
 
+    name = "sweep"
+
     def __init__(
         self, run: Run, search: Search, devices: Devices, rule: SweepRule | None = None, race: Race | None = None
     ) -> None:
-        super().__init__(run, devices, _named(run) if rule is None else rule, "sweep", race=race)
+        super().__init__(run, devices, _named(run) if rule is None else rule, race=race)
         self._search, self._costs = search, Costs(run)
         self._unread: Unread = {}
         self._read: set[str] = set()
