@@ -5,6 +5,7 @@ Elsewhere, it prints a line a minute.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shlex
@@ -251,4 +252,7 @@ class NotebookProgress(Progress):
 
 def typed(path: Path) -> str:
     """Write a run's folder as a user would type it: relative to the working directory if it lies below."""
-    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+    with contextlib.suppress(FileNotFoundError):  # the working directory may have been removed meanwhile
+        if path.is_relative_to(here := Path.cwd()):
+            path = path.relative_to(here)
+    return shlex.quote(str(path))

@@ -19,7 +19,7 @@ from hydro_rasda.common.console import PrintableConsole
 from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.short_values import show
 from hydro_rasda.records.report import closing_lines
-from hydro_rasda.results.progress import NotebookProgress, Progress
+from hydro_rasda.results.progress import NotebookProgress, Progress, typed
 from hydro_rasda.run.events import (
     EpochEnded,
     EpochsTrained,
@@ -369,3 +369,13 @@ def test_characters_that_an_encoding_lacks_are_escaped() -> None:
     PrintableConsole(file=file).print("nä 日 [1]", markup=False)
     file.seek(0)
     assert file.read() == "n\\xe4 \\u65e5 [1]\n"
+
+
+def test_a_folder_is_typed_from_where_the_user_is_if_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    assert typed(here / "runs" / "a b") == "'runs/a b'"
+    here.rmdir()
+    assert typed(tmp_path) == str(tmp_path)
