@@ -19,7 +19,7 @@ from hydro_rasda.backends.local import LocalBackend
 from hydro_rasda.common.argument_checks import check_choice, check_flag, check_folder, check_name, require
 from hydro_rasda.common.one_line_warnings import HeldBack, warnings_in_one_line
 from hydro_rasda.common.readable_signature import readable
-from hydro_rasda.common.secret_masking import hide, secrets_of
+from hydro_rasda.common.secret_masking import hide, scrubbed, secrets_of
 from hydro_rasda.contracts import Backend, Devices, SweepRule
 from hydro_rasda.data import Data, Splitter
 from hydro_rasda.dry_run.dry_run_and_hints import Ready, get_ready
@@ -154,9 +154,9 @@ def tune(
         stop_at: A score of `metric` that is good enough: once a full-size model reaches it, training ends. A model of a
             sweep at full width counts, too, if its checkpoint holds the weights of that epoch, as with `train`. If a
             surrogate reaches it, its trial trains at full size at once, up to the race's first milestone, and the other
-            trials wait. In the race, finalists whose epochs are far cheaper than those of others train first. The same
-            call with a better score, or None, resumes the run. It must be None for a list of metrics, or if a trained
-            metric has a bound.
+            trials wait. With a middle heat, only its surrogates do so. In the race, finalists whose epochs are far
+            cheaper than those of others train first. The same call with a better score, or None, resumes the run. It
+            must be None for a list of metrics, or if a trained metric has a bound.
         sweep: How the sweep tries configurations; see `SweepConfig`.
         race: How the finalists train at full size; see `RaceConfig`.
         backend: "local" for all devices of this machine, as `LocalBackend()`; "ray" for all devices of a Ray cluster,
@@ -296,7 +296,7 @@ def _run(
         _recall(search, run)
         plan_middle_heat(run, candidates.trials[0], max(search.planned, settings.num_samples))
         try:
-            with _end_told(run):
+            with _end_told(run, resume):
                 with backend.open(run) as devices:
                     race = Race(run, devices)
                     sweep, middle = _heats_on_surrogates(run, search, devices, settings.sweep.rule, race)
@@ -384,16 +384,16 @@ def _enough(run: Run) -> Callable[[int], bool]:
 
 
 @contextlib.contextmanager
-def _end_told(run: Run) -> Iterator[None]:
+def _end_told(run: Run, resume: str) -> Iterator[None]:
     """Within the context, notify callbacks of an error that ends the run. After Ctrl-C, add to it how to resume."""
     try:
         yield
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             path = run.store.path
-            told = f"storage_path={str(path.parent)!r}, name={path.name!r}"
+            told = f"storage_path={str(path.parent)!r}, name={path.name!r}" + ", resume='auto'" * (resume == "never")
             error.args = (f"the same call with {told} goes on from the last finished unit of work",)
-        run.notify(RunEnded, error=f"{type(error).__name__}: {error}")
+        run.notify(RunEnded, error=scrubbed(f"{type(error).__name__}: {error}", run.hidden, run.space))
         raise
 
 

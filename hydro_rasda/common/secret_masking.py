@@ -73,9 +73,9 @@ def holds_secret(value: Any) -> bool:
     return isinstance(value, Secret) or any(map(holds_secret, parts))
 
 
-def hide(config: Mapping[str, Any], places: Collection[Place], by: Any = HIDDEN) -> dict[str, Any]:
-    """Return a configuration, or a space, with its secrets replaced by `by`."""
-    return put(config, dict.fromkeys(places, by))
+def hide(config: Mapping[str, Any], places: Collection[Place]) -> dict[str, Any]:
+    """Return a configuration, or a space, with its secrets replaced by `HIDDEN`."""
+    return put(config, dict.fromkeys(places, HIDDEN))
 
 
 def restore(config: Mapping[str, Any], places: Collection[Place], space: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,5 +111,6 @@ def scrubbed(text: str, places: Collection[Place], space: Mapping[str, Any]) -> 
     for place in places:
         secret = value_at(space, place)
         if isinstance(secret, str) and len(secret) >= _SHORT:
-            text = text.replace(secret, HIDDEN)
+            for written in (secret, str.__repr__(secret)[1:-1]):  # the second as in the message of a KeyError
+                text = text.replace(written, HIDDEN)
     return text

@@ -42,6 +42,7 @@ from hydro_rasda.problem.precision import as_given
 from hydro_rasda.problem.problem import Findings, NoModule, NoRoles, Problem
 from hydro_rasda.problem.read_keys import Notes
 from hydro_rasda.problem.width_argument import about_width_argument, width_form
+from hydro_rasda.settings.config import check_reported
 from hydro_rasda.settings.objectives import COSTS
 from surrogate.output_sizes import call_model
 from surrogate.roles_and_multipliers import width_plan
@@ -244,6 +245,7 @@ def _check_names(problem: Problem, found: Collection[str]) -> None:
     rule = f"one of {sorted(found)}" + (f", or a cost of the model: {', '.join(COSTS)}" if several else "")
     for name in comparison.trained:
         require(name in found, named.get(name, "sweep.constraints"), name, rule)
+        check_reported(name, found)
 
 
 def _repeated(problem: Problem, target: nn.Module, batch: Batch) -> float:

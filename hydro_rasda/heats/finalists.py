@@ -229,11 +229,16 @@ def is_found(run: Run, number: int) -> bool:
         number: A trial that reached `stop_at` in some epoch of the sweep. If the user's own loop trains, checkpoints
             hold the weights of the best epoch. Otherwise they hold the weights of the last epoch.
     """
-    if not run.problem.goes_on:
+    if not (run.problem.goes_on and _has_own_scores(run)):
         return False
     curve = run.history.curve("sweep", number)
     has_weights = run.problem.is_own("sweep") or run.settings.good_enough(curve[max(curve)])
     return has_weights and _goes_on(run, number)
+
+
+def _has_own_scores(run: Run) -> bool:
+    """Tell whether the sweep's scores are those of the models that go on, not means over more models (`repeats`)."""
+    return run.settings.models("sweep") == run.settings.models("race")
 
 
 def _goes_on(run: Run, number: int) -> bool:
@@ -260,7 +265,7 @@ def _state(run: Run, number: int) -> State:
     if run.problem.is_own("sweep"):
         return dict(state_in(load(run.history.sources[number]), number) or {})
     states = states_of(run.problem, run.history.trials, number, run.history.sources[number], load)
-    for state in states if run.settings.race.keep == "best" else ():
+    for state in states if run.settings.race.keep == "best" and _has_own_scores(run) else ():
         for epoch, score in run.history.curve("sweep", number).items():
             state["best"] = bettered(state.get("best"), epoch, score, run.settings.mode, partial(_model, state))
     return states_together(states)

@@ -118,10 +118,12 @@ class MiddleHeat(SurrogateHeat):
         race: The race, in which leading trials may begin while other trials still train here.
     """
 
+    name = "middle"
+
     def __init__(self, run: Run, devices: Devices, plan: MiddlePlan, race: Race) -> None:
         settings = run.settings
         rule = NoStopping(settings.max_t, settings.race.checkpoint_every or settings.first_look)
-        super().__init__(run, devices, rule, "middle", plan.width, race)
+        super().__init__(run, devices, rule, plan.width, race)
         self._plan = plan
 
     def between(self, swept: Sequence[int]) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from hydro_rasda.common.short_values import error_line, show
 from hydro_rasda.contracts import Devices, Finished, Span, Task, full_size_task
@@ -56,15 +57,14 @@ class Race(Heat):
     """The race under way."""
 
     name = "race"
+    _rule: RaceRule
 
     def __init__(self, run: Run, devices: Devices) -> None:
         settings, race = run.settings, race_of(run.history)
         # The last look compares trials with the leader, and stops those that are not worth their training. It stops
-        # none on a Pareto front, which has no leader, or if the budget covers all finalists.
-        for_all = race.full_trainings >= settings.race.top_k and run.history.middle is None
-        by_worth = not settings.comparison.by_place and not for_all
-        self._asked = RaceRule(race, settings.race_milestones, settings.last_look, by_worth)
-        super().__init__(run, devices, self._asked)
+        # none on a Pareto front, which has no leader.
+        by_worth = not settings.comparison.by_place
+        super().__init__(run, devices, RaceRule(race, settings.race_milestones, settings.last_look, by_worth))
         self._raised = Counter[int]()
         self._leader: int | None = None
         self._told = 0
@@ -91,6 +91,8 @@ class Race(Heat):
             try_again(run, number)
         if lost is not None:
             source_of(run, lost)
+        if history.middle is None and self._rule.race.full_trainings >= len(finalists):
+            self._rule = replace(self._rule, by_worth=False)  # the budget covers all of them
         self._has_entered, self._began = True, history.began(self.name)
         self.under_way &= {*finalists}  # forget trials that began early but did not enter
         was_over = is_race_over(history, finalists)
@@ -130,7 +132,7 @@ class Race(Heat):
         for number in numbers:
             if number in known or history.epochs(self.name, number):
                 continue
-            task = self._task(number, self._asked.milestones[0], beside)
+            task = self._task(number, self._rule.milestones[0], beside)
             if run.store.doing.suspected(task.key):
                 continue
             if not (idle := self._devices.idle(task)):
@@ -148,9 +150,9 @@ class Race(Heat):
             return True
         self._end_heat()
         reached = max((trial.epoch for trial in state.trials.values()), default=0)
-        state.spent = _epochs_trained(run, [*state.trials], reached)
+        state.spent = self._epochs_trained(reached)
         state.ended = {n: end for n in state.trials if (end := end_of(run.history, n)) is not None}
-        if there := self._asked.compared(state):
+        if there := self._rule.compared(state):
             self._see_scores(state.trials[there[0]].epoch, there)
         return bool(there)
 
@@ -214,9 +216,9 @@ class Race(Heat):
     def _tell_of_end(self, finalists: Sequence[int], was_over: bool) -> None:
         """If any trial reached the end, tell which trial wins. With several metrics, no trial wins."""
         run, state, settings = self._run, self.state, self._run.settings
-        if not (kept := [*self._asked.finalists(state)]):
+        if not (kept := [*self._rule.finalists(state)]):
             return
-        among = tuple(sorted(self._asked.compared(state)))
+        among = tuple(sorted(self._rule.compared(state)))
         over = {"heat": self.name, "epoch": settings.max_t, "candidates": among, "kept": tuple(kept)}
         run.notify(RungDecided, **over, recalled=was_over)
         if was_over:
@@ -230,20 +232,26 @@ class Race(Heat):
         """Estimate the remaining time of the race, and announce the epochs up to the next milestone."""
         run, state, settings = self._run, self.state, self._run.settings
         stop = self._milestone()
-        reached = max((at for at in self._asked.milestones if at < stop), default=0)
+        reached = max((at for at in self._rule.milestones if at < stop), default=0)
         epochs = sum(max(0, stop - run.history.epochs(self.name, n)) for n in state.training)
-        plan = race_pieces(run, self._racing(), epochs, reached, _epochs_trained(run, [*state.trials], reached))
+        plan = race_pieces(run, self._racing(), epochs, reached, self._epochs_trained(reached))
         was_planned = run.time_left.planned("race")
         run.time_left.plan("race", plan)
         if not was_planned:
             tell_race(run, plan, self._racing())
-        if stop == self._asked.milestones[0] and self._leader is None:
+        if stop == self._rule.milestones[0] and self._leader is None:
             self._leader = self._first_to_its_end(stop, plan)
         beyond = 0
         if (leader := self._leader) is not None and goes_on(run.history, leader, settings.max_t):
             beyond = settings.max_t - max(stop, run.history.epochs(self.name, leader))
         run.begin_heat("race", epochs + beyond)
         self._is_announced = True
+
+    def _epochs_trained(self, stop: int) -> int:
+        """Count the epochs that trials trained in the race up to a milestone, without those of a full-width sweep."""
+        metrics = self._run.history.metrics
+        lines = [line for number in self.state.trials for line in metrics.get((self.name, number), ())]
+        return len([line for line in lines if line["heat"] == self.name and line["epoch"] <= stop])
 
     def _end_heat(self) -> None:
         if self._is_announced:
@@ -367,11 +375,11 @@ class Race(Heat):
 def _refit(run: Run, finalists: Sequence[int], devices: Devices) -> None:
     """With cross-validation, train the winner once more on all examples, up to the epoch whose weights were kept."""
     settings = run.settings
-    winner, _ = best_of(run.history, tried_targets(run.history, finalists))
+    winner, score = best_of(run.history, tried_targets(run.history, finalists))
     epoch, _ = kept_of(run.history, winner)
     key = refit_key(winner, epoch)
     there = run.history.refits.get(winner) == key and run.can_load(key)
-    if not settings.folds or not settings.race.refit or there or not epoch:
+    if not settings.folds or not settings.race.refit or there or not math.isfinite(score):
         return
     if run.out_of_time("race"):
         run.say(f"`time_budget_s` is spent: trial {winner} is not trained on all examples, {_MEAN_OF_FOLDS}")
@@ -380,7 +388,8 @@ def _refit(run: Run, finalists: Sequence[int], devices: Devices) -> None:
     run.say(f"trial {winner} trains once more, on the examples of all {settings.folds} folds, to epoch {epoch}")
     is_average = not averages_lost(run.history.metrics["race", winner], epoch, settings.metric)
     task = full_size_task(key, winner, Span(0, epoch), None, settings.seed, refit=True, averaged=is_average)
-    for outcome in (finished.outcome for finished in train_tasks(devices, [task])):
+    # Ignore what others end with, such as a trial that began early and did not enter the race.
+    for outcome in (done.outcome for done in train_tasks(devices, [task]) if done.task.key == key):
         if outcome.error is None:
             record_refit(run, winner, epoch, outcome.state, outcome.seconds)
         else:
@@ -390,12 +399,3 @@ def _refit(run: Run, finalists: Sequence[int], devices: Devices) -> None:
 
 
 _MEAN_OF_FOLDS = "and `best_model` gives the mean of its folds' models"
-
-
-def _epochs_trained(run: Run, numbers: Sequence[int], stop: int) -> int:
-    """Count the epochs that trials trained in the race, up to a milestone.
-
-    A full-size training may continue from a full-width sweep. The epochs of the sweep do not count.
-    """
-    lines = [line for number in numbers for line in run.history.metrics.get(("race", number), ())]
-    return len([line for line in lines if line["heat"] == "race" and line["epoch"] <= stop])

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.contracts import Devices, Finished
 from hydro_rasda.heats.finalists import is_found
 from hydro_rasda.heats.group_queue import Dispatcher
@@ -20,6 +19,7 @@ from hydro_rasda.history.full_size import found_early
 from hydro_rasda.history.lines import Unit, failure_line, metric_lines
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import SweepRule, SweepState
+from hydro_rasda.schedulers.sweep_rule import RuleToLast
 
 
 class SurrogateHeat(Heat):
@@ -36,13 +36,12 @@ class SurrogateHeat(Heat):
         run: Run,
         devices: Devices,
         rule: SweepRule,
-        heat: HeatName,
         width: float | None = None,
         race: Race | None = None,
     ) -> None:
         super().__init__(run, devices, rule)
-        self.name, self._race = heat, race
-        self._dispatcher = Dispatcher(run, devices, heat, width)
+        self._race = race
+        self._dispatcher = Dispatcher(run, devices, self.name, width)
         self._good_enough: list[int] | None = None
 
     @property
@@ -127,6 +126,8 @@ class SurrogateHeat(Heat):
         state = self.state
         last, training = max(state.scores, default=0), len(state.training)
         if state.left or not training or len(state.training_to(last)) < training:
+            return
+        if isinstance(self._rule, RuleToLast) and last < self._rule.last:
             return
         best = [state.trials[number] for number in state.best(state.top_k)]
         own = [trial for trial in best if trial.epoch == last and all(p.copy_of is None for p in trial.intervals)]

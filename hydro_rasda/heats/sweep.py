@@ -6,6 +6,7 @@ for the next moves.
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections import deque
@@ -64,10 +65,12 @@ class Sweep(SurrogateHeat):
         race: See `SurrogateHeat`.
     """
 
+    name = "sweep"
+
     def __init__(
         self, run: Run, search: Search, devices: Devices, rule: SweepRule | None = None, race: Race | None = None
     ) -> None:
-        super().__init__(run, devices, rule or _named(run), "sweep", race=race)
+        super().__init__(run, devices, _named(run) if rule is None else rule, race=race)
         self._search, self._costs = search, Costs(run)
         self._unread: Unread = {}
         self._read: set[str] = set()
@@ -147,7 +150,7 @@ class Sweep(SurrogateHeat):
             standing = self.state.trials[number]
             stood.add(standing.epoch if isinstance(move, Stop) else standing.intervals[-1].start)
             if isinstance(move, Continue) and move.copy_of is not None:
-                config = hide(run.history.trials[number].config, run.hidden)
+                config = copy.deepcopy(hide(run.history.trials[number].config, run.hidden))
                 run.notify(TrialConfigured, trial=number, config=config, recalled=recalled)
         for stop in sorted(stood):
             self._tell(stop, recalled)

@@ -25,8 +25,8 @@ def unkept_of(record: RunRecord, number: int) -> list[Place]:
     return [place for place in record._unkept.get(number, ()) if place[0] not in KEYS]
 
 
-def checkpoint_of(record: RunRecord, trial: int | None = None) -> tuple[int, Path]:
-    """Return the number of a finalist, by default the best one, and the checkpoint of its training."""
+def checkpoint_of(record: RunRecord, trial: int | None) -> tuple[int, Path]:
+    """Return the number of a finalist, and the checkpoint of its training; `trial` is None for the best one."""
     if not record._checkpoints:
         told = "no trial of the run in {} has trained at full size, so that there is no model yet"
         raise ValueError(told.format(record.path))

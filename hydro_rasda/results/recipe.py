@@ -47,7 +47,7 @@ Form = Literal["tensors", "dataset", "loaders"]
 """The form in which `tune` received the training data."""
 
 
-def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> str:
+def recipe_of(record: RunRecord, problem: Problem, trial: int | None) -> str:
     """Write a trial's recipe: see `TuneResult.recipe`."""
     number, checkpoint = checkpoint_of(record, trial)
     once_more = checkpoint.name.startswith("race.refit-")

@@ -220,11 +220,13 @@ class Store:
             DamagedJournal: if a unit does not follow from those before it.
         """
         is_void = CALL in self._units  # True before the unit `CALL`; the sweep's decisions until then do not count
-        for key, unit in self._units.items():
+        # Iterate over a copy. The caller may record units meanwhile, such as costs of what a searcher suggests now.
+        for key, unit in [*self._units.items()]:
             is_void = is_void and key != CALL
             if not (is_void and is_decision(key)):
                 take_in(history, key, unit, self.path)
                 yield key, unit
+        history.last = next(reversed(self._units), "")
 
     def save(self, name: str, payload: Mapping[str, Any]) -> None:
         """Write a checkpoint atomically: it is whole, or not there at all."""

@@ -20,6 +20,7 @@ from hydro_rasda.run import events
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.time_left import TimeLeft, roughly
 from hydro_rasda.settings.config import TuneConfig
+from hydro_rasda.settings.objectives import PLACE
 from hydro_rasda.space.space import derived
 
 if TYPE_CHECKING:  # imports torch, and reading a journal should not wait for that
@@ -27,8 +28,6 @@ if TYPE_CHECKING:  # imports torch, and reading a journal should not wait for th
 
 SWEEP_SHARE = 0.5
 """Share of a time budget that the sweep may spend; the rest trains the finalists."""
-
-_PLACE = ("event", "heat", "trial", "epoch")
 
 
 @dataclass
@@ -129,7 +128,7 @@ class Run:
         when = {"seconds": unit.at, "recalled": recalled}
         for line in unit.lines if self.callbacks else ():
             if line["event"] == "metrics":
-                metrics = {name: value for name, value in line.items() if name not in _PLACE}
+                metrics = {name: value for name, value in line.items() if name not in PLACE}
                 place = {name: line[name] for name in ("heat", "trial", "epoch")}
                 self.notify(events.EpochEnded, metrics=metrics, **place, **when)
             elif line["event"] == "trial":

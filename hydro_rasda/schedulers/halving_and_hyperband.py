@@ -260,9 +260,10 @@ def _spread(sizes: tuple[int, ...]) -> tuple[int, ...]:
     >>> _spread((1, 1, 2))
     (2, 0, 1, 2)
     """
-    total = sum(sizes)
+    total, counts = sum(sizes), [0] * len(sizes)
     found: list[int] = []
     for place in range(1, total + 1):
-        missing = [size * place / total - found.count(s) for s, size in enumerate(sizes)]
-        found.append(max(range(len(sizes)), key=missing.__getitem__))
+        missing = [size * place / total - count for size, count in zip(sizes, counts)]
+        found.append(s := max(range(len(sizes)), key=missing.__getitem__))
+        counts[s] += 1
     return tuple(found)

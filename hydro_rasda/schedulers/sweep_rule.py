@@ -158,6 +158,8 @@ def _check_going_on(
             check({**config, **move.changes})
         except ValueError as error:
             raise ValueError(f"`sweep.rule` {whose} has changes with which {error}") from None
+        strange = {name: value for name, value in move.changes.items() if not is_number(value)}
+        require(not strange, f"{of} has changes, of which", strange, "finite numbers, which the journal can keep")
 
 
 def carry_out(moves: Mapping[int, Move], sweep: SweepState) -> None:

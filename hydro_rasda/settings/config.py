@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -27,7 +27,7 @@ from hydro_rasda.schedulers.pareto import Spread
 from hydro_rasda.schedulers.ranking import Mode as Mode
 from hydro_rasda.schedulers.rasda import GROW, Grow
 from hydro_rasda.schedulers.sweep_rule import RuleToLast, SweepRule
-from hydro_rasda.settings.objectives import Comparison, Constraints, Objectives, bounds_of, check_constraints
+from hydro_rasda.settings.objectives import PLACE, Comparison, Constraints, Objectives, bounds_of, check_constraints
 
 if TYPE_CHECKING:
     from ray.tune.search import Searcher
@@ -139,7 +139,8 @@ class SweepConfig(Part):
         repeats: Number of models that each configuration trains in the sweep, at the same time. Each has its own seed,
             which determines its initial weights, the order of its examples and its dropout. The mean of their scores
             decides. At full size, a finalist trains one model for each 3 of `full_trainings`, but at least one and at
-            most `repeats`. For example, it trains two with `full_trainings=6`.
+            most `repeats`. For example, it trains two with `full_trainings=6`. If it trains fewer than in a sweep with
+            `surrogate=1`, `race.keep="best"` ignores the sweep's epochs, whose scores are means over more models.
     """
 
     surrogate: float = 1 / 8
@@ -340,6 +341,9 @@ class TuneConfig:
         require((race.grace_period or 1) <= self.max_t, "race.grace_period", race.grace_period, at_most)
         rule = "None where `race.keep` is 'last': one that trained longer would win"
         require(self.stop_at is None or race.keep == "best", "stop_at", self.stop_at, rule)
+        for name in self.comparison.trained:
+            argument = "metric" if name in dict(self.comparison.objectives) else "sweep.constraints"
+            require(name not in PLACE, argument, name, f"another name than {', '.join(PLACE)}, which the journal needs")
         rule = "None where `metric` is a list, or `sweep.constraints` bounds a metric of training"
         require(self.stop_at is None or not self.comparison.by_place, "stop_at", self.stop_at, rule)
         rule = "another one for a single metric, without bounds on metrics: 'epsilon-net' orders a front"
@@ -419,6 +423,12 @@ def unaveraged(metric: str) -> str:
 def averaged(metric: str) -> str:
     """Return the name under which a metric of averaged weights is reported if the last step's weights count instead."""
     return f"{metric}_averaged"
+
+
+def check_reported(metric: str, names: Iterable[str]) -> None:
+    """Raise ValueError if the user's code reports a name that the library itself gives to scores of `metric`."""
+    taken = sorted({unaveraged(metric), averaged(metric)}.intersection(names))
+    require(not taken, "metric", metric, f"one beside which nothing reports {', '.join(taken)}: `race.ema` does")
 
 
 def check_steps(graph: object, loader_workers: object) -> None:

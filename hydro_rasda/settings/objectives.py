@@ -14,6 +14,9 @@ from hydro_rasda.schedulers.ranking import Mode
 COSTS = ("params", "macs", "seconds_per_example", "peak_memory")
 """Costs of the full-size model, known before it trains; `hydro_rasda.problem.model_costs` measures them."""
 
+PLACE = ("event", "heat", "trial", "epoch")
+"""Keys that tell in the journal where the metrics of a line belong. No metric may have one of these names."""
+
 Objectives = tuple[tuple[str, Mode], ...]
 """Pairs of a metric and its mode, in the order of the argument `metric`."""
 

@@ -232,10 +232,11 @@ def _has_named_optimizer(space: Mapping[str, Any], part: str) -> bool:
 
 
 def _range(domain: Any) -> Range | tuple[float, ...] | None:
-    """Return the range or the list of a domain of floats; None for other domains, and for floats that are rounded."""
+    """Return the range or the list of a domain of finite floats; None for other domains, and for rounded floats."""
     if is_a(domain, "Categorical"):
         floats = [plain(value) for value in domain.categories]
-        return tuple(sorted(floats)) if all(isinstance(value, float) for value in floats) else None
+        finite = all(isinstance(value, float) and math.isfinite(value) for value in floats)
+        return tuple(sorted(floats)) if finite else None
     if not is_a(domain, "Float") or None in (domain.lower, domain.upper):
         return None
     law, (low, high) = law_of(domain), _extremes(domain)

@@ -32,7 +32,7 @@ from hydro_rasda.data import ALONE, Shard
 from hydro_rasda.problem.problem import Problem
 from hydro_rasda.run.checkpoints import DamagedCheckpoint
 from hydro_rasda.schedulers.ranking import ranked
-from hydro_rasda.settings.config import TuneConfig
+from hydro_rasda.settings.config import TuneConfig, check_reported
 from hydro_rasda.training.best_weights import bettered
 from hydro_rasda.training.width_scaled_rates import WidthScaledRates
 from hydro_rasda.training.worker import Saving, State, Worker
@@ -176,6 +176,7 @@ class KeptReports:
         for name in self._settings.comparison.trained:
             rule = f"a mapping with the number {name!r}, which is `tune`'s `metric`, or has bounds"
             require(is_metric(metrics.get(name)), "metrics", dict(metrics), rule)
+            check_reported(name, metrics)
         require(saving is not None, "state", None, "given with every report")
         wanted = {n: v for n, v in metrics.items() if n.startswith(METRICS) or n in self._settings.comparison.trained}
         numbers = {n: float(v) for n, v in wanted.items() if isinstance(v, (int, float))}

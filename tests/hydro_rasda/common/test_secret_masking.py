@@ -26,6 +26,7 @@ from hydro_rasda.common.secret_masking import (
     secrets_of,
 )
 from hydro_rasda.history.unkept_values import withholding
+from hydro_rasda.schedulers import Move, SweepRule, SweepState
 from hydro_rasda.space.space import describe
 from tests.hydro_rasda.models import mlp
 
@@ -100,6 +101,20 @@ def test_an_error_shows_none(quick: Quick) -> None:
     assert HIDDEN in str(raised.value)
     assert TOKEN not in str(raised.value)
     assert KEY not in str(raised.value)
+
+
+class Refused(SweepRule):
+    """Asks a server that knows no such token."""
+
+    def decide(self, sweep: SweepState) -> dict[int, Move]:
+        raise PermissionError(f"401 for {TOKEN}")
+
+
+def test_a_callback_is_told_none_by_the_error_that_ends_the_run(quick: Quick) -> None:
+    told: list[Any] = []
+    with pytest.raises(PermissionError):
+        quick(model_fn=model_fn, space=SPACE, sweep=SweepConfig(rule=Refused()), num_samples=2, callbacks=[told.append])
+    assert told[-1].error == f"PermissionError: 401 for {HIDDEN}"
 
 
 @pytest.mark.parametrize(
@@ -180,6 +195,8 @@ def test_what_is_hidden_can_be_put_back() -> None:
     assert restore(shown, places, config) == config
     assert config["hub"] == {"token": TOKEN, "b": 2}
     assert scrubbed(f"no {TOKEN}, p", places, config) == f"no {HIDDEN}, p"
+    lines = "-----BEGIN\nkey\\-----"
+    assert scrubbed(str(KeyError(lines)), [("key",)], {"key": secret(lines)}) == f"'{HIDDEN}'", "which has escapes"
 
 
 def test_what_is_withheld_is_asked_for_by_its_name() -> None:

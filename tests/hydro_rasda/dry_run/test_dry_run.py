@@ -40,6 +40,13 @@ def test_metrics_of_both_data_sets_are_known() -> None:
         dry_run(problem(metric="accuracy"), trials())
 
 
+def test_a_metric_of_a_name_that_the_library_gives_to_averages_is_refused() -> None:
+    told = "`metric` is 'val_top', but must be one beside which nothing reports val_top_averaged: `race.ema` does"
+    reported = also(top=lambda output, target: output.max(), top_averaged=lambda output, target: output.mean())
+    with pytest.raises(ValueError, match=told):
+        dry_run(problem(objective=as_objective(reported, F.cross_entropy), metric="val_top"), trials())
+
+
 def test_what_an_epoch_takes_is_reckoned_from_a_batch() -> None:
     assert 0 < dry_run(problem(), trials()).epoch_seconds < math.inf
 

@@ -308,6 +308,16 @@ def test_a_best_epoch_whose_weights_are_gone_is_trained_once_more(quick: Quick) 
     assert epochs(low, "race") == {0: [3, 4], 1: [3, 4]}
 
 
+@pytest.mark.filterwarnings("ignore:.mode. is 'max':UserWarning")
+def test_an_epoch_of_the_sweep_whose_score_is_a_mean_over_seeds_is_not_handed_back(
+    quick: Quick, digits: tuple[Pair, Pair]
+) -> None:
+    """Here the largest loss is the best: the first epoch's, which the sweep trained from two seeds."""
+    result = quick(space=SPACE, num_samples=3, max_t=2, mode="max", sweep=SweepConfig(surrogate=1, repeats=2))
+    assert {record.kept_epoch for record in result.trials if record.epochs == 2} == {2}
+    assert result.evaluate(digits[1])["loss"] == pytest.approx(result.best_metric, rel=1e-5)
+
+
 def test_narrow_surrogates_are_not_handed_over(quick: Quick) -> None:
     result = quick(space=SPACE, race=RaceConfig(grace_period=4))
     assert sorted(epochs(result, "race").values()) == [[1, 2, 3, 4]] * 2

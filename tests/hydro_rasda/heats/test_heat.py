@@ -24,6 +24,7 @@ from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.record_full_size import try_dropped_again
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.state import Run
+from hydro_rasda.schedulers import PopulationBasedTraining, Range
 from tests.hydro_rasda.heats.test_sweep import FINALS, Clock, Curves, Given, configs
 from tests.hydro_rasda.heats.test_sweep import run as run
 from tests.hydro_rasda.scripted import sweep
@@ -228,3 +229,20 @@ def test_dropped_trials_are_tried_again_also_after_a_kill_at_any_line(run: Run, 
         else:
             break
     assert lines > 3
+
+
+class RaceIsSlow(AllHeats):
+    """Each training of the race is done after all of the sweep's."""
+
+    def _comes_last(self, task: Task) -> bool:
+        return task.is_full_size
+
+
+def test_a_population_leaves_no_device_to_the_race_before_its_last_interval(run: Run, tmp_path: Path) -> None:
+    rule = PopulationBasedTraining({"lr": Range(0.01, 1.0)}, last=9, interval=3)
+    with closing((of := begun(run, tmp_path / "population", 2)).store):
+        trains = RaceIsSlow(of, 4)
+        sweep(of, Given([configs(FINALS)]), trains, rule, Race(of, trains))
+    first = [task.is_full_size for task in trains.tasks].index(True)
+    assert {task.span.stop for task in trains.tasks[:first]} == {3, 6, 9}
+    assert sum(task.is_full_size for task in trains.tasks) == 1

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hydro_rasda import RaceConfig, SweepConfig
-from hydro_rasda.contracts import Finished, History, Outcome, Task
+from hydro_rasda.contracts import Finished, History, Outcome, Span, Task, full_size_task
 from hydro_rasda.heats.chance_baseline import chance_of
 from hydro_rasda.heats.race import train_finalists
 from hydro_rasda.heats.run_plan import race_pieces
@@ -77,6 +77,38 @@ def test_at_the_last_look_the_second_goes_on_if_it_is_worth_it(
     train_finalists(run, [0, 1, 2, 3], Scripted(scores))
     assert [len(found) for found in epochs(run).values()] == trained
     assert sum_up(run.history, [0, 1, 2, 3], run.store.path).best_trial == 3
+
+
+def test_a_budget_for_all_of_few_finalists_stops_none(open_race: Opens) -> None:
+    """Though it is not enough for `top_k` of them."""
+    run = open_race(3, max_t=8, race=RaceConfig(), full_trainings=3)
+    train_finalists(run, [0, 1, 2], Scripted({n: [1.0 + n - 0.04 * epoch for epoch in range(8)] for n in range(3)}))
+    assert [len(found) for found in epochs(run).values()] == [8, 8, 8]
+
+
+def test_if_all_finalists_diverge_over_folds_none_trains_once_more(open_race: Opens) -> None:
+    train_finalists(open_race(2, folds=2), [0, 1], device := Scripted({0: [math.nan], 1: [math.nan]}))
+    assert device.trained == [(0, 1), (1, 1)]
+
+
+class EarlyEndsLate(Scripted):
+    """A trial that began early and did not enter the race is done while the winner trains on all examples."""
+
+    early: Task | None = full_size_task("race/trial-3/to-1", 3, Span(0, 1), None, 0)
+
+    def finished(self) -> list[Finished]:
+        if self.task is None or not self.task.refit or self.early is None:
+            return super().finished()
+        early, self.early = self.early, None
+        return [Finished(early, self._train(early))]
+
+
+def test_the_model_on_all_examples_is_that_of_the_winner_alone(open_race: Opens) -> None:
+    run = open_race(4, folds=2)
+    train_finalists(run, [0, 1], device := EarlyEndsLate(SCORES))
+    assert (3, 1) in device.trained
+    assert run.history.refits == {1: "race/refit-1/to-4"}
+    assert run.history.refitted == 4
 
 
 def test_what_the_sweep_trained_costs_the_race_nothing(open_race: Opens) -> None:

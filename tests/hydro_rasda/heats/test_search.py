@@ -27,6 +27,7 @@ from hydro_rasda import (
     sample_from,
     uniform,
 )
+from hydro_rasda.heats.cost_limits import Costs, all_fit
 from hydro_rasda.heats.search import (
     DRAWS,
     SEARCHER_ROUNDS,
@@ -298,6 +299,28 @@ def test_an_unseeded_searcher_goes_on_with_the_journals_configurations(open_sear
     fresh = resumed.next_trials()
     assert [trial.number for trial in fresh] == [6, 7, 8]
     assert not any(trial.config in recorded for trial in fresh)
+
+
+def test_an_unseeded_searcher_may_suggest_models_whose_costs_no_process_has_measured(
+    problem: Problem, tmp_path: Path
+) -> None:
+    """Their costs are recorded while the journal is read."""
+    asked = problem.with_settings(num_samples=8, sweep=SweepConfig(surrogate=0.5, constraints={"params": (None, 1e9)}))
+
+    def opened(store: Store, seed: int) -> tuple[Run, SearcherSearch]:
+        prepare(searcher := OptunaSearch(seed=seed), SPACE, asked.settings.comparison.objectives)
+        run = Run(asked, store)
+        return run, SearcherSearch(searcher, SPACE, run, all_fit(asked.settings.sweep.constraints, Costs(run)))
+
+    with closing(Store.open(tmp_path / "run", {}, "auto")) as store:
+        _, search = opened(store, 1)
+        recorded = [trial.config for trial in search.next_trials()]
+    with closing(Store.open(tmp_path / "run", {}, "auto")) as store:
+        run, search = opened(store, 2)
+        with pytest.warns(UserWarning, match="the searcher does not repeat its suggestion"):
+            run.fold(search.hear)
+        assert [trial.config for trial in search.given] == recorded
+        assert run.history.last == [*store.units()][-1], "that of the costs, as the next reader finds it"
 
 
 def test_a_failed_trial_is_no_result(open_search: Open) -> None:

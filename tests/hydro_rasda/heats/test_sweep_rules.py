@@ -18,10 +18,10 @@ import torch
 
 from hydro_rasda import RaceConfig, RunExists, SweepConfig, TuneResult, loguniform
 from hydro_rasda.common.trial import Trial
-from hydro_rasda.contracts import Widths
+from hydro_rasda.contracts import Event, Widths
 from hydro_rasda.problem.objective import OptimizerSettings, supervised
 from hydro_rasda.records.summary import AllTrialsFailed
-from hydro_rasda.run.events import Callbacks
+from hydro_rasda.run.events import Callbacks, TrialConfigured
 from hydro_rasda.run.journal import read_messages
 from hydro_rasda.run.run_folder import Store
 from hydro_rasda.run.run_json import read_asked
@@ -246,6 +246,19 @@ def lengths(run: Run) -> dict[int, int]:
     return {number: len(trained) for number, trained in epochs(run).items()}
 
 
+class WithoutLength(TopHalfBySlope):
+    """A rule that Python takes for false."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_rule_counts_though_it_has_no_length(run: Run) -> None:
+    sweep(run, Given([configs(FINALS)]), Curves(run), WithoutLength())
+    assert {*lengths(run).values()} == {2, 9}
+
+
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("devices", [1, 3])
 def test_median_stopping(run: Run, devices: int) -> None:
@@ -440,6 +453,17 @@ def test_a_population_that_was_asked_to_grow_is_as_it_was(quick: Callable[..., T
     assert same.finished
     assert len(same.trials) == len(result.trials), "finalists by found schedules are trials of their own, made once"
     assert (same.best_trial, same.cost.sweep_epochs) == (result.best_trial, result.cost.sweep_epochs)
+
+
+def test_a_callback_may_change_the_configuration_of_a_copy_that_it_is_told(run: Run) -> None:
+    def spoils(event: Event) -> None:
+        if isinstance(event, TrialConfigured):
+            event.config["net"]["depth"] = 9
+
+    run.callbacks = Callbacks([spoils])
+    nested = [{**config, "net": {"depth": 2}} for config in configs(FINALS[:9])]
+    sweep(run, Given([nested]), Curves(run), Population(1.0))
+    assert all(trial.config["net"] == {"depth": 2} for trial in run.history.trials.values())
 
 
 SPACE = {"lr": loguniform(1e-3, 0.3), "optimizer": "sgd", "momentum": 0.9, "batch_size": 64}

@@ -20,7 +20,7 @@ from hydro_rasda.common.console import PrintableConsole
 from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.short_values import show
 from hydro_rasda.records.report import closing_lines
-from hydro_rasda.results.progress import NotebookProgress, Progress
+from hydro_rasda.results.progress import NotebookProgress, Progress, typed
 from hydro_rasda.run.events import (
     EpochEnded,
     EpochsTrained,
@@ -130,7 +130,9 @@ def test_ctrl_c_shows_how_to_go_on_and_hardly_a_frame(quick: Callable[..., TuneR
             quick(progress=progress, callbacks=[pressed], num_samples=4, max_t=2, name=f"{progress}")
         frames = traceback.extract_tb(raised.tb)
         assert len(frames) <= most
-        assert any("heats" in frame.filename for frame in frames) != progress
+        assert any("/heats/" in frame.filename for frame in frames) != progress
+    with pytest.raises(KeyboardInterrupt, match="name='new', resume='auto' goes on"):
+        quick(callbacks=[pressed], num_samples=4, max_t=2, name="new", resume="never")
 
 
 def test_failures_are_counted_in_the_last_lines() -> None:

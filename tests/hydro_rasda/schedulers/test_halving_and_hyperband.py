@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -209,6 +210,12 @@ def test_brackets_are_as_large_as_ray_tunes(max_t: int) -> None:
     found = Hyperband(SuccessiveHalving(milestones(1, max_t, 3), 3, "min"))
     ray = HyperBandScheduler(max_t=max_t, reduction_factor=3)
     assert found.sizes == tuple(ray._get_n0(s) for s in range(len(found.sizes)))
+
+
+def test_many_rungs_are_distributed_in_time_that_grows_with_their_trials() -> None:
+    """A count of the trials so far for each trial would take minutes."""
+    of = Hyperband(SuccessiveHalving(milestones(1, 3**9, 3), 3, "min"))
+    assert Counter(map(of.bracket_of, range(sum(of.sizes)))) == dict(enumerate(of.sizes))
 
 
 class RayTrial:

@@ -28,7 +28,7 @@ def sweep_of(scores: Mapping[int, float], mode: Mode = "min") -> SweepState:
     """Trials that came to epoch 3, and one that is on its way there, and one that was dropped."""
     sweep = SweepState(mode, 9, 2)
     for number in range(len(scores) + 2):
-        sweep.admit(number, {"lr": 0.1})
+        sweep.admit(number, {"lr": 0.1, "own": 0.5})
         sweep.go_on(number, 3)
     for number, score in scores.items():
         sweep.come(number, {1: 1.0, 3: score})
@@ -141,6 +141,7 @@ def test_a_move_survives_the_journal() -> None:
             {1: Continue(9, copy_of=0, changes={"beta1": 1.0})},
             r"changes with which `beta1` is 1.0, but must be in \[0, 1\)",
         ),
+        ({1: Continue(9, copy_of=0, changes={"own": math.inf})}, "which` is {'own': inf}, but must be finite numbers"),
     ],
 )
 def test_what_cannot_be_done_is_told_with_rule_trial_and_value(moves: Any, message: str) -> None:

@@ -18,6 +18,7 @@ PREFIX: dict[Part, str] = {TuneConfig: "", SweepConfig: r"sweep\.", RaceConfig: 
     [
         (TuneConfig, "metric", ""),
         (TuneConfig, "metric", None),
+        (TuneConfig, "metric", "heat"),
         (TuneConfig, "mode", "least"),
         (TuneConfig, "mode", ["min"]),
         (TuneConfig, "num_samples", 0),
@@ -28,6 +29,7 @@ PREFIX: dict[Part, str] = {TuneConfig: "", SweepConfig: r"sweep\.", RaceConfig: 
         (TuneConfig, "max_t", MOST_EPOCHS + 1),
         (TuneConfig, "full_trainings", -1),
         (TuneConfig, "full_trainings", math.nan),
+        pytest.param(TuneConfig, "full_trainings", 10**400, id="too many trainings"),
         (TuneConfig, "stop_at", math.nan),
         (TuneConfig, "precision", "fp64"),
         (TuneConfig, "sweep", {"grace_period": 1}),
@@ -38,6 +40,7 @@ PREFIX: dict[Part, str] = {TuneConfig: "", SweepConfig: r"sweep\.", RaceConfig: 
         (TuneConfig, "loader_workers", True),
         (TuneConfig, "time_budget_s", 0),
         (TuneConfig, "time_budget_s", math.inf),
+        pytest.param(TuneConfig, "time_budget_s", 10**400, id="too many seconds"),
         (TuneConfig, "seed", -1),
         (TuneConfig, "seed", 1.0),
         (TuneConfig, "seed", None),

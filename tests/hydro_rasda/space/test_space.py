@@ -20,7 +20,7 @@ from fusion.keys import KEYS
 from hydro_rasda import choice, grid_search, loguniform, qloguniform, quniform, randint, sample_from, uniform
 from hydro_rasda.heats.search import check_first
 from hydro_rasda.history.lines import jsonable
-from hydro_rasda.space.space import check_config, check_space, describe, has_shares, longest_warmup, sample
+from hydro_rasda.space.space import check_config, check_space, describe, explored, has_shares, longest_warmup, sample
 
 DOMAINS: dict[str, Any] = {
     "lr": loguniform(1e-4, 1.0),
@@ -436,3 +436,8 @@ def test_whether_a_schedule_takes_shares_of_the_training(space: Any, configs: An
 def test_the_wrong_one_of_several_values_is_named(space: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=f"{re.escape(told)}$"):
         check_space(space)
+
+
+def test_a_population_changes_no_list_with_a_float_that_has_no_neighbours() -> None:
+    space = {"lr": choice([0.1, 0.2]), "cut": choice([1.0, math.inf]), "clip": choice([1.0, math.nan])}
+    assert explored(space) == {"lr": (0.1, 0.2)}

@@ -134,6 +134,10 @@ class Odd:
     [
         (lambda worker: None, r"`train` returned without a report"),
         (lambda worker: worker.report({"loss": 1.0}, {"model": {}}), "`metrics` is .*'val_loss', which is `tune`'s"),
+        (
+            lambda worker: worker.report({"val_loss": 1.0, "val_loss_unaveraged": 0.9}, {"model": {}}),
+            "`metric` is 'val_loss', but must be one beside which nothing reports val_loss_unaveraged",
+        ),
         (lambda worker: worker.report({"val_loss": 1.0}), "`state` is None, but must be given with every report"),
         (lambda worker: worker.report({"val_loss": 1.0}, {"net": {}}), r"""`state` is \['net'\], but must be a dict"""),
         (lambda worker: worker.report({"val_loss": 1.0}, {"model": {}, "x": Odd()}), "`state` must hold tensors and"),
