@@ -317,6 +317,38 @@ def test_state_dict_decides_what_is_shared(was_shared: bool, is_shared: bool) ->
     torch.testing.assert_close(again.map(loss, X), saved.map(loss, X))
 
 
+class Listing(nn.Module):
+    """It computes with its tensors by plain attributes, lists and dicts, some of parts that come later."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.own = nn.Linear(6, 4), nn.Parameter(torch.randn(4))
+        self.register_buffer("scale", torch.rand(4))
+        self.held = {"weights": [self.layer.weight], "others": [{"scale": self.scale}]}
+        vars(self)["alias"] = self.own
+
+    def forward(self, x: Tensor) -> Tensor:
+        (weight,), (others,) = self.held.values()
+        return x @ weight.T * others["scale"] + self.alias  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize("K", [1, 3])
+def test_parameters_in_plain_lists_and_dicts_are_each_members_own(K: int, one_by_one: bool) -> None:
+    models = [Listing() for _ in range(K)]
+    fused = fuse(models, one_by_one=one_by_one)
+    x = torch.randn(5, 6)
+    out_K = fused(x)
+    torch.testing.assert_close(out_K, torch.stack([model(x) for model in models]))
+    out_K.square().sum().backward()
+    assert all(fused.stacked[name].grad is not None for name in ("layer.weight", "own"))
+    again: Any = fused.unfuse(K - 1)
+    assert again.held["weights"][0] is again.layer.weight
+    assert again.alias is again.own
+
+
 def test_copy_and_dtype() -> None:
     fused = fuse(nets(2))
     twin = copy.deepcopy(fused).double()
