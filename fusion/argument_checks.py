@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import math
 import re
 import reprlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeGuard
+
+_LARGEST = sys.float_info.max  # a larger integer has no float
 
 _shown = reprlib.Repr()
 _shown.maxstring = _shown.maxother = 200
@@ -62,8 +64,8 @@ def is_int(value: object) -> TypeGuard[int]:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether `value` is a finite number; a bool does not count as one."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+    """Return whether `value` is a finite number that fits a float; a bool does not count as one."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 
 def check_int(name: str, value: object, at_least: int) -> None:
@@ -126,8 +128,8 @@ def is_norm(value: Any) -> bool:
     return value is None or number(lambda norm: norm > 0)(value)
 
 
-is_not_negative = number(lambda value: 0 <= value < math.inf)
-is_positive = number(lambda value: 0 < value < math.inf)
+is_not_negative = number(lambda value: 0 <= value <= _LARGEST)
+is_positive = number(lambda value: 0 < value <= _LARGEST)
 is_fraction = number(lambda value: 0 <= value < 1)
 is_share = number(lambda value: 0 <= value <= 1)
 
