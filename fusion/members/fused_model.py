@@ -242,9 +242,9 @@ class StackedTensors(nn.Module):
     def _catch_up(self, indices: Iterable[int]) -> None:
         """Make the template's changes since `_caught_up` (mode, hooks and so on) in these members' modules, too."""
         self._part_values()
-        own = self._settings.places()
-        for k in indices:
-            follow(self.template, self._members[k].skeleton, own, self._caught_up)
+        own, changes = self._settings.places(), changed(self.template, self._caught_up)
+        for k in indices if changes else ():
+            follow(self.template, self._members[k].skeleton, own, self._caught_up, changes)
 
     def _part_values(self) -> None:
         """Remove from the template the tensors that forward assigned, and store each member's part in `own_values`."""

@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
 from fusion import FusedModel, dry_run, fuse, fusion_key
+from fusion.members.attributes import changed
 from tests.fusion.evaluate.test_per_member_floats import Multiply
 from tests.fusion.training import assert_same_gradients, assert_same_states
 
@@ -375,6 +376,21 @@ class Scaled(nn.Linear):
     def __init__(self, scale: float) -> None:
         super().__init__(3, 2)
         self.register_forward_pre_hook(Multiply(scale))
+
+
+def test_the_template_is_compared_once_for_all_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deep model has thousands of attributes, so a comparison for each member takes seconds."""
+    fused, calls = fuse(nets(4)), list[nn.Module]()
+
+    def counted(module: nn.Module, before: Any) -> Any:
+        calls.append(module)
+        return changed(module, before)
+
+    monkeypatch.setattr("fusion.members.fused_model.changed", counted)
+    fused.eval()
+    fused.copy({1: 0})
+    assert len(calls) == 1
+    assert not any(fused.unfuse(k).training for k in range(4))
 
 
 def test_hooks_survive() -> None:
