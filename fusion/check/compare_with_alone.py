@@ -113,8 +113,8 @@ def _check_no_loose_parameters(module: nn.Module) -> None:
     where = next((where for where, tensor in loose_tensors(module) if id(tensor) in known), None)
     if where is not None:
         raise FusionMismatch(
-            f"the loss depends on `{where}`, a parameter in a tuple, which a copy does not follow. Make it a list or an "
-            "`nn.ParameterList`, or use the parameter by its own name"
+            f"the loss depends on `{where}`, a parameter in a tuple, which a copy does not follow. Make it a list or "
+            "an `nn.ParameterList`, or use the parameter by its own name"
         )
 
 

@@ -327,12 +327,13 @@ class Listing(nn.Module):
         super().__init__()
         self.layer, self.own = nn.Linear(6, 4), nn.Parameter(torch.randn(4))
         self.register_buffer("scale", torch.rand(4))
-        self.held = {"weights": [self.layer.weight], "others": [{"scale": self.scale}]}
+        self.held: Any = {"weights": [self.layer.weight], "others": [{"scale": self.scale}]}
         vars(self)["alias"] = self.own
 
     def forward(self, x: Tensor) -> Tensor:
         (weight,), (others,) = self.held.values()
-        return x @ weight.T * others["scale"] + self.alias  # type: ignore[call-overload, no-any-return]
+        out: Tensor = x @ weight.T * others["scale"] + self.alias
+        return out
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
@@ -475,6 +476,8 @@ def test_errors() -> None:
         fuse([nn.Dropout(), nn.Dropout().eval()])
     with pytest.raises(ValueError, match=r"`modules\[0\]\.weight` is not initialized"):
         fuse([nn.LazyLinear(3)])
+    with pytest.raises(ValueError, match=r"`modules\[0\]\.running_mean` is not initialized"):
+        fuse([nn.LazyBatchNorm1d(affine=False)])
     with pytest.raises(ValueError, match="several devices"):
         fuse([nn.Linear(2, 2), nn.Linear(2, 2, device="meta")])
     with pytest.raises(ValueError, match="`indices` is empty"):
