@@ -84,6 +84,15 @@ def scale_logits(module: nn.Module, logits: Mapping[str, float], target_heads: M
             setattr(layer, attribute, getattr(layer, attribute) * factor)
         else:
             layer.register_forward_pre_hook(ScaleKey(factor), with_kwargs=True)
+    for encoder in module.modules():
+        # In evaluation, torch's encoder packs padded sequences. Its attention layers take those only if query and key
+        # are the same tensor.
+        if isinstance(encoder, nn.TransformerEncoder) and any(map(_scales_key, encoder.modules())):
+            encoder.use_nested_tensor = False
+
+
+def _scales_key(layer: nn.Module) -> bool:
+    return any(isinstance(hook, ScaleKey) for hook in layer._forward_pre_hooks.values())
 
 
 def _scale_attribute(layer: nn.Module, head_size: int) -> str | None:

@@ -123,8 +123,8 @@ class _Tracer:
 
     def _fake(self, name: str, tensor: Tensor) -> Tensor:
         dynamic = [DimDynamic.DYNAMIC] * tensor.dim()
-        layer = self.module.get_submodule(name.rpartition(".")[0])
-        if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+        layer = self.module.get_submodule(_layer_of(name))
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and tensor.dim() > 1:
             dynamic[0] = DimDynamic.STATIC  # one row for each index: this is a vocabulary, not a width
         if isinstance(layer, _ConvNd):
             dynamic[2:] = [DimDynamic.STATIC] * len(dynamic[2:])
@@ -275,9 +275,15 @@ def _cancelled(equation: sympy.Eq) -> sympy.Eq:
     return sympy.Eq(*(side / factor for side in equation.args), evaluate=False)
 
 
+def _layer_of(name: str) -> str:
+    """Return the name of the layer of a parameter, or of the layer whose weight is computed from the parameter."""
+    layer, parametrized, _ = name.partition("parametrizations.")
+    return layer.removesuffix(".") if parametrized else name.rpartition(".")[0]
+
+
 def _stacks(module: nn.Module, tensors: Mapping[str, tuple[sympy.Expr, ...]]) -> frozenset[str]:
     other = (_ConvNd, nn.Bilinear)
-    named = {name: module.get_submodule(name.rpartition(".")[0]) for name, sizes in tensors.items() if len(sizes) > 2}
+    named = {name: module.get_submodule(_layer_of(name)) for name, sizes in tensors.items() if len(sizes) > 2}
     return frozenset(name for name, layer in named.items() if not isinstance(layer, other))
 
 
@@ -291,7 +297,7 @@ def _seeds(module: nn.Module, tensors: Mapping[str, tuple[sympy.Expr, ...]]) -> 
     layers = {name for name, layer in module.named_modules() if isinstance(layer, contracting)}
     symbols = {name: {s for dim in tensors[name] for s in dim.free_symbols} for name, _ in module.named_parameters()}
     holders = Counter(itertools.chain.from_iterable(symbols.values()))
-    of_layers = {s for name, own in symbols.items() if name.rpartition(".")[0] in layers for s in own}
+    of_layers = {s for name, own in symbols.items() if _layer_of(name) in layers for s in own}
     return frozenset(of_layers | {symbol for symbol, count in holders.items() if count > 1})
 
 

@@ -75,8 +75,8 @@ def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any)
     different results when it is built and run twice.
 
     Raises:
-        FusionMismatch: if results differ; the message names them. Also if the loss depends on a parameter in a plain
-            list or dict, because this parameter has no data in the copy.
+        FusionMismatch: if results differ; the message names them. Also if the loss depends on a parameter in a tuple,
+            because this parameter has no data in the copy.
     """
 
     def outcomes() -> tuple[MemberResults, MemberResults] | None:
@@ -108,13 +108,13 @@ def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any)
 
 
 def _check_no_loose_parameters(module: nn.Module) -> None:
-    """Raise `FusionMismatch` if a plain attribute holds a parameter, because it has no data in a copy of the module."""
+    """Raise `FusionMismatch` if a tuple holds a parameter, because it has no data in a copy of the module."""
     known = {id(parameter) for parameter in module.parameters()}
     where = next((where for where, tensor in loose_tensors(module) if id(tensor) in known), None)
     if where is not None:
         raise FusionMismatch(
-            f"the loss depends on `{where}`, a parameter in a plain list, tuple or dict, which a copy does not follow. "
-            "Make it an `nn.ParameterList` or `nn.ParameterDict`, or use the parameter by its own name"
+            f"the loss depends on `{where}`, a parameter in a tuple, which a copy does not follow. Make it a list or "
+            "an `nn.ParameterList`, or use the parameter by its own name"
         )
 
 

@@ -128,6 +128,8 @@ class PlainFloats(TorchFunctionMode):
                 return decisions[0]
         try:
             result = func(*args, **kwargs)
+            if func is torch.broadcast_tensors:  # these are no numbers: a member alone gets tensors, too
+                result = tuple(x.view_as(x) for x in result)
             if (number := _ARITHMETIC.get(func)) and not kwargs and (rows := self._rows(args)):
                 self._note(result, number, rows)
             return result

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fusion.argument_checks import check_each, check_flag, require
 from fusion.members.fused_model import FusedModel, Shell
@@ -112,7 +113,7 @@ def _states(modules: Sequence[nn.Module]) -> list[dict[str, Tensor]]:
     for k, module in enumerate(modules):
         require(isinstance(module, nn.Module), f"modules[{k}]", module, "an nn.Module")
         states.append(named_tensors(module))
-        lazy = [name for name, tensor in states[k].items() if isinstance(tensor, nn.UninitializedParameter)]
+        lazy = [name for name, tensor in states[k].items() if is_lazy(tensor)]
         if lazy:
             raise ValueError(f"`modules[{k}].{lazy[0]}` is not initialized: run the module once first")
     return states

@@ -157,7 +157,13 @@ def check_same_state(module: nn.Module, other: nn.Module, but: Iterable[Attribut
                 raise ValueError(f"models have run apart: {where} is {value} here, {shown} in the other")
 
 
-def follow(source: nn.Module, target: nn.Module, own: set[tuple[int, Any]], before: Snapshot) -> None:
+def follow(
+    source: nn.Module,
+    target: nn.Module,
+    own: set[tuple[int, Any]],
+    before: Snapshot,
+    changes: Mapping[AttributePlace, Any],
+) -> None:
     """Repeat in `target` the changes of attributes, hooks and modes that were made in `source`.
 
     Args:
@@ -166,6 +172,7 @@ def follow(source: nn.Module, target: nn.Module, own: set[tuple[int, Any]], befo
         own: (id of an owner in `source`, attribute or key) of each float in which members differ. In `target`, these
             floats stay as they are.
         before: A snapshot of `source` from the last time that `target` caught up.
+        changes: The result of `changed(source, before)`.
     """
     if source is target:
         return
@@ -174,7 +181,7 @@ def follow(source: nn.Module, target: nn.Module, own: set[tuple[int, Any]], befo
     pairs = [*zip(theirs, ours), *zip(named_tensors(source).values(), named_tensors(target).values())]
     hooks = [(vars(one)[name], vars(other)[name]) for one, other in zip(theirs, ours) for name in _HOOKS]
     memo: dict[int, Any] = {id(one): other for one, other in (*pairs, *hooks)}
-    for place, value in changed(source, before).items():
+    for place, value in changes.items():
         i, kind, name = place
         if name in _HOOKS:
             _follow_hooks(vars(ours[i])[name], before[place], value, memo)

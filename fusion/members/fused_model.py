@@ -141,7 +141,7 @@ class StackedTensors(nn.Module):
         state = dict(state_dict)
         if members is not None:
             own = {name: tensor for name, tensor in state.items() if name.startswith("own.")}
-            chosen = member_indices(members, len(next(iter(own.values()))), "members")
+            chosen = member_indices(members, len(next(iter(own.values()))), "members") if own else []
             state |= {name: member_rows(tensor, chosen) for name, tensor in own.items()}
         for name, parameter in self.stacked.items():
             if (parameter.requires_grad or name in self.written) and f"common.{name}" in state:
@@ -242,9 +242,9 @@ class StackedTensors(nn.Module):
     def _catch_up(self, indices: Iterable[int]) -> None:
         """Make the template's changes since `_caught_up` (mode, hooks and so on) in these members' modules, too."""
         self._part_values()
-        own = self._settings.places()
-        for k in indices:
-            follow(self.template, self._members[k].skeleton, own, self._caught_up)
+        own, changes = self._settings.places(), changed(self.template, self._caught_up)
+        for k in indices if changes else ():
+            follow(self.template, self._members[k].skeleton, own, self._caught_up, changes)
 
     def _part_values(self) -> None:
         """Remove from the template the tensors that forward assigned, and store each member's part in `own_values`."""
@@ -258,16 +258,15 @@ class StackedTensors(nn.Module):
 
     def _per_member(self, name: str) -> Tensor:
         """Return the tensor `name` as [K, ...]; a shared tensor is expanded, not copied."""
-        own = self.own.get(name)
+        own, shared = self.own.get(name), self.common.get(name)
         if own is not None:
             return own.detach()
-        if name not in self.shared:
+        if shared is None:
             raise FusionMismatch(
                 f"forward makes the tensor `{name}`, of which members would share one: make it in `__init__`, or run "
                 "each module once before it is fused"
             )
-        shared = self.shared[name].detach()
-        return shared.expand(self.K, *shared.shape)
+        return shared.detach().expand(self.K, *shared.shape)
 
     def _unshare(self, name: str) -> None:
         persistent = self.common.is_persistent(name)
@@ -569,9 +568,10 @@ class FusedModel(StackedTensors):
         return {name: tensors[name] for name in self.overlapping}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Allow copies and pickles: split tensors with a hidden axis by member, and leave out the result of `flat`."""
+        """Allow copies and pickles: split tensors with a hidden axis by member, and copy parameters out of rows."""
         self._part_values()
-        return {**vars(self), "_flat": None}
+        own = self.own if self._flat is None else copy.deepcopy(self.own)
+        return {**vars(self), "_flat": None, "_modules": {**self._modules, "own": own}}
 
     def _set_members(self, members: Sequence[Shell]) -> None:
         """Replace the members. From now on the skeleton of the first new member computes for all members."""

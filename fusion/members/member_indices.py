@@ -23,8 +23,9 @@ def member_indices(indices: Sequence[int], K: int, name: str = "indices") -> lis
     [0, 3]
     """
     rule = "a list of indices of members, at least one"
-    listed = isinstance(indices, Sequence | range | Tensor) and not isinstance(indices, str | bytes)
-    require(listed, name, indices, rule)
+    vector = isinstance(indices, Tensor) and indices.ndim == 1
+    listed = isinstance(indices, Sequence) and not isinstance(indices, str | bytes)
+    require(vector or listed, name, indices, rule)
     if len(indices) == 0:
         raise ValueError(f"`{name}` is empty, but must name at least one member")
     chosen = [_index(name, k) for k in indices]

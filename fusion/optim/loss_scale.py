@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusion.argument_checks import check_mapping, require
+from fusion.argument_checks import check_int, check_mapping, require
 from fusion.members.fused_model import FusedModel
 from fusion.members.member_indices import copy_rows, member_indices, member_pairs, member_rows
 from fusion.optim.clip import gradients
@@ -41,7 +41,7 @@ class LossScale:
     """
 
     def __init__(self, K: int, device: torch.device | str = "cpu") -> None:
-        require(isinstance(K, int) and K >= 1, "K", K, "an integer >= 1")
+        check_int("K", K, at_least=1)
         self.scale_K = torch.full((K,), INITIAL, device=device)
         self.steps_K = torch.zeros(K, dtype=torch.int32, device=device)
 

@@ -97,20 +97,36 @@ class Slot:
 
     __slots__ = ("holder", "leaf", "name")
 
-    def __init__(self, holder: dict[str, Any], leaf: str, name: str) -> None:
+    def __init__(self, holder: Any, leaf: Any, name: str) -> None:
         self.holder, self.leaf, self.name = holder, leaf, name
 
 
 def tensor_slots(module: nn.Module) -> list[Slot]:
-    """Return all slots of parameters and buffers. The name of a tied tensor is the first under which torch lists it."""
+    """Return all slots of parameters and buffers, also those in plain attributes, lists and dicts of a module.
+
+    The name of a tied tensor is the first under which torch lists it.
+    """
     canonical = {id(t): name for name, t in named_tensors(module).items()}
-    return [
-        Slot(holder, leaf, canonical[id(tensor)])
-        for child in module.modules()
-        for holder in (child._parameters, child._buffers)
-        for leaf, tensor in holder.items()
-        if tensor is not None
-    ]
+    found = []
+    for child in module.modules():
+        # Recurrent layers keep a list of their weights up to date by themselves.
+        plain = {} if isinstance(child, nn.RNNBase) else vars(child)
+        for holder in (child._parameters, child._buffers, *_holders(plain)):
+            places = enumerate(holder) if isinstance(holder, list) else holder.items()
+            found += [Slot(holder, leaf, canonical[id(value)]) for leaf, value in places if id(value) in canonical]
+    return found
+
+
+def _holders(attributes: dict[str, Any]) -> Iterator[dict[Any, Any] | list[Any]]:
+    """Yield a module's attributes, and all lists and dicts in them, without the containers that torch registers."""
+    rest: list[Any] = [attributes]
+    seen = {id(attributes.get(name)) for name in ("_parameters", "_buffers", "_modules")}
+    while rest:
+        holder = rest.pop()
+        seen.add(id(holder))
+        yield holder
+        inner = holder if isinstance(holder, list) else holder.values()
+        rest += [value for value in inner if type(value) in (list, dict) and id(value) not in seen]
 
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ cannot be inspected counts as different from every other value.
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import types
 import uuid
@@ -35,7 +36,7 @@ from fusion.structure.functions_and_classes import (
     wrapped,
 )
 from fusion.structure.ignored_attributes import HOOK_ATTRIBUTES, PLAIN, STATELESS, TEXTS, skipped_of, skipped_of_module
-from fusion.structure.module_parts import hooks_on
+from fusion.structure.module_parts import hooks_on, named_tensors
 from fusion.structure.reduced_values import digest, memory, parts_of_copy, short, slots_of
 
 UNKNOWN = "unlike all others"
@@ -69,7 +70,6 @@ class _Walk:
         self.structure = Structure()
         # id of a visited object -> its path, and the object itself, because the id of a freed object may be reused.
         self._seen: dict[int, tuple[str, Any]] = {}
-        self._tensors: dict[int, str] = {}
         # True while no float may differ between members, not even one in a place that can be written to.
         self._fixed = False
         # `_with_others` is True while the walk visits objects that the module would share with its copies, such as the
@@ -79,6 +79,8 @@ class _Walk:
         modules = list(module.named_modules())
         for path, child in modules:
             self._seen[id(child)] = (path, child)
+        # An attribute may hold a parameter or a buffer of a part that is walked later.
+        self._tensors = {id(tensor): name for name, tensor in named_tensors(module).items()}
         for path, child in modules:
             self._module(path, child)
 
@@ -127,7 +129,7 @@ class _Walk:
         if tensor is None:
             self._note(path, (kind, None))
             return
-        first = self._tensors.setdefault(id(tensor), path)
+        first = self._tensors[id(tensor)]
         if first != path:
             self._note(path, ("tied to", first))
             return
@@ -231,6 +233,8 @@ class _Walk:
             self._shared(path, value())
         elif isinstance(value, RemovableHandle):
             self._handle(path, value)
+        elif isinstance(value, logging.Logger):  # loggers are shared by name: a copy of one is the same object
+            self._note(path, (name_of(type(value)), value.name))
         elif type(value) in STATELESS:
             self._note(path, name_of(type(value)))
         else:

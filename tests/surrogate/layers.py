@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 SERIES, TOKENS, IMAGES, ROWS = (
@@ -382,6 +383,17 @@ def _normed(make: Callable[[float], nn.Module]) -> tuple[Callable[[float], nn.Mo
     return model, IMAGES
 
 
+def _upsampled(norm: Callable[[nn.Module], nn.Module]) -> tuple[Callable[[float], nn.Module], Tensor]:
+    """A transposed convolution whose weight a parametrization computes, as in networks that generate images."""
+
+    def model(scale: float) -> nn.Module:
+        width = round(64 * scale)
+        up = norm(nn.ConvTranspose2d(width, width // 2, 3, 2, 1, output_padding=1))
+        return nn.Sequential(nn.Conv2d(3, width, 3), up, nn.ReLU(), nn.Conv2d(width // 2, 3, 3))
+
+    return model, IMAGES
+
+
 def _cell(kind: type[nn.RNNCellBase]) -> tuple[Callable[[float], nn.Module], Tensor]:
     return lambda scale: Cell(scale, kind), SERIES
 
@@ -411,6 +423,7 @@ EXACT: dict[str, tuple[Callable[[float], nn.Module], Tensor]] = {
     "group norm, no bias": _normed(lambda scale: nn.GroupNorm(round(8 * scale), round(64 * scale), bias=False)),
     "nearest": _normed(lambda _: nn.Upsample(scale_factor=2)),
     "interpolated": _normed(lambda _: nn.Upsample((9, 9), mode="bilinear")),
+    "transposed, weight norm": _upsampled(weight_norm),
     "folded, local norm": _normed(lambda _: nn.Sequential(nn.Unfold(2), nn.Fold(14, 2), nn.LocalResponseNorm(3))),
     "bilinear": (Products, SERIES),
     "bilinear, last": (lambda scale: Products(scale, last=True), SERIES),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
 
@@ -41,6 +41,30 @@ def test_multihead_attention_with_target_head_16_and_own_head_4(by_name: bool) -
     q, k, v = (part.view(3, 5, 2, 4).transpose(1, 2) for part in projected)
     mixed = scaled_dot_product_attention(q, k, v, scale=math.sqrt(16) / 4)
     torch.testing.assert_close(ours, layer.out_proj(mixed.transpose(1, 2).reshape(3, 5, 8)))
+
+
+class Encoder(nn.Module):
+    """torch's encoder over sequences of unequal lengths, with as many heads at any width."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, 2, width, dropout=0.0, batch_first=True)
+        self.first, self.blocks, self.head = nn.Linear(4, width), nn.TransformerEncoder(layer, 1), nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        padding = torch.tensor([[False, False, False], [False, False, True]])
+        out: Tensor = self.head(self.blocks(self.first(x), src_key_padding_mask=padding)[:, 0])
+        return out
+
+
+def test_an_encoder_whose_logits_are_scaled_is_evaluated_on_padded_sequences() -> None:
+    """torch's attention refuses the packed sequences of its encoder if its key is another tensor than its query."""
+    narrow = make_surrogate(lambda config, ratio: Encoder(int(32 * ratio)), {}, 1 / 4)
+    assert width_plan(narrow).attention == {"blocks.layers.0.self_attn": 2.0}
+    x = torch.randn(2, 3, 4)
+    trained = narrow(x)
+    with torch.no_grad():
+        torch.testing.assert_close(narrow.eval()(x), trained.detach())
 
 
 class OwnAttention(nn.Module):

@@ -32,6 +32,12 @@ def _to_float32(x: Any) -> Any:
     return x.float() if is_half and torch.is_autocast_enabled(x.device.type) else x
 
 
+def _to_float32_on_cpu(x: Any) -> Any:
+    return _to_float32(x) if isinstance(x, Tensor) and x.device.type == "cpu" else x
+
+
+_TRANSFORMS = [f for name, f in vars(torch.fft).items() if name.rstrip("2n").endswith("fft")]
+
 _CONVERSIONS: dict[Any, Callable[[Any], Any]] = {
     **dict.fromkeys([F.conv1d, F.conv2d, F.conv3d, F.prelu], _to_half),
     **dict.fromkeys([F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d], _to_half),
@@ -40,9 +46,13 @@ _CONVERSIONS: dict[Any, Callable[[Any], Any]] = {
             *(F.binary_cross_entropy_with_logits, F.cosine_embedding_loss, F.cross_entropy, F.ctc_loss),
             *(F.hinge_embedding_loss, F.huber_loss, F.kl_div, F.l1_loss, F.margin_ranking_loss, F.mse_loss),
             *(F.multi_margin_loss, F.multilabel_margin_loss, F.nll_loss, F.poisson_nll_loss, F.smooth_l1_loss),
-            *(F.soft_margin_loss, F.triplet_margin_loss),
+            *(F.soft_margin_loss, F.triplet_margin_loss, torch.cdist),
         ],
         _to_float32,
     ),
+    **dict.fromkeys(_TRANSFORMS, _to_float32_on_cpu),
 }
-"""Maps functions to the conversion of their arguments under autocast, which is the same on CPUs and on CUDA devices."""
+"""Maps functions to the conversion of their arguments under autocast.
+
+It is the same on CPUs and on CUDA devices, except for Fourier transforms.
+"""

@@ -8,7 +8,7 @@ pooling over K*C channels stay vectorized.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -145,6 +145,17 @@ def global_pooling(function: Callable[..., Any], dims: int) -> Rule:
 
 def _side_by_side(x_NKCHW: Tensor) -> bool:
     return x_NKCHW.stride(1) == x_NKCHW.shape[2] * x_NKCHW.stride(2)
+
+
+def view(K: int, x: Member, *sizes: Any, **kwargs: Any) -> Any:
+    """Do `Tensor.view` for K members, by a copy if the layout of a fused convolution allows no view.
+
+    A member alone would have a view, so a later write to one of the two tensors would reach the other one.
+    """
+    shape = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
+    if x.dim is None or kwargs or not all(isinstance(size, int) for size in shape):
+        return NotImplemented
+    return Member(x.lead(K).reshape(K, *shape), 0)
 
 
 def affine_grid(K: int, theta: Member, size: Any, align_corners: bool | None = None) -> Any:

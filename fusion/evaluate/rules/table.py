@@ -22,7 +22,7 @@ from fusion.evaluate.rules.composite_losses import (
     margin_ranking,
     triplet_margin,
 )
-from fusion.evaluate.rules.conv import affine_grid, convolution, global_pooling, pooling, transposed
+from fusion.evaluate.rules.conv import affine_grid, convolution, global_pooling, pooling, transposed, view
 from fusion.evaluate.rules.drawing import DRAWING, member_by_member
 from fusion.evaluate.rules.dropout import dropout, leaky_relu, rrelu
 from fusion.evaluate.rules.embedding import embedding, embedding_bag, index_fill, one_hot, torch_embedding
@@ -53,6 +53,7 @@ RULES: dict[Any, Rule] = {
     F.adaptive_avg_pool1d: global_pooling(F.adaptive_avg_pool1d, 1),
     F.adaptive_avg_pool2d: global_pooling(F.adaptive_avg_pool2d, 2),
     F.affine_grid: affine_grid,
+    Tensor.view: view,
     F.batch_norm: batch_norm,
     F.group_norm: group_norm,
     F.embedding: embedding,

@@ -322,11 +322,11 @@ class OfTheOther(nn.Linear):
 
 
 class Listing(nn.Linear):
-    """A layer that computes with one of its parameters by a plain list, in which another tensor comes first."""
+    """A layer that computes with one of its parameters by a tuple, in which another tensor comes first."""
 
     def __init__(self) -> None:
         super().__init__(4, 3)
-        self.held = [torch.ones(3, requires_grad=True), self.bias]
+        self.held = (torch.ones(3, requires_grad=True), self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.weight.T + self.held[1]
@@ -343,7 +343,7 @@ def test_a_copy_that_computes_with_parts_of_the_original_is_refused() -> None:
     check_copy(lambda: OfTheOther(own=True), loss, BATCH)
     with pytest.raises(FusionMismatch, match=r"a copy and the model itself differ in gradient of weight"):
         check_copy(lambda: OfTheOther(own=False), loss, BATCH)
-    with pytest.raises(FusionMismatch, match=r"the loss depends on `held\[1\]`, a parameter in a plain list"):
+    with pytest.raises(FusionMismatch, match=r"the loss depends on `held\[1\]`, a parameter in a tuple"):
         check_copy(Listing, loss, BATCH)
-    with pytest.raises(FusionMismatch, match=r"the loss depends on `held\[1\]`, a parameter in a plain list"):
+    with pytest.raises(FusionMismatch, match=r"the loss depends on `held\[1\]`, a parameter in a tuple"):
         check_copy(OnlyListed, lambda model, batch: model(batch[0]).sum(), BATCH)

@@ -60,6 +60,7 @@ DETERMINISTIC: list[tuple[str, Callable[[float], nn.Module], Tensor]] = [
     ("huber", lambda v: With(v, lambda x, s: F.huber_loss(x, torch.zeros_like(x), delta=s)), ROWS),
     ("branch", lambda v: With(v, branch), ROWS),
     ("comparison", lambda v: With(v, lambda x, s: x * (s > 0.3) - x * (s <= 0.07)), ROWS),
+    ("distribution", lambda v: With(v, lambda x, s: torch.distributions.Normal(0.0, s).log_prob(x)), ROWS),
     ("math", lambda v: With(v, of_math), ROWS),
     ("computed", lambda v: With(v, computed), ROWS),
     ("leaky-relu", nn.LeakyReLU, ROWS),

@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
 from fusion import FusedModel, dry_run, fuse, fusion_key
+from fusion.members.attributes import changed
 from tests.fusion.evaluate.test_per_member_floats import Multiply
 from tests.fusion.training import assert_same_gradients, assert_same_states
 
@@ -317,6 +318,39 @@ def test_state_dict_decides_what_is_shared(was_shared: bool, is_shared: bool) ->
     torch.testing.assert_close(again.map(loss, X), saved.map(loss, X))
 
 
+class Listing(nn.Module):
+    """It computes with its tensors by plain attributes, lists and dicts, some of parts that come later."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.own = nn.Linear(6, 4), nn.Parameter(torch.randn(4))
+        self.register_buffer("scale", torch.rand(4))
+        self.held: Any = {"weights": [self.layer.weight], "others": [{"scale": self.scale}]}
+        vars(self)["alias"] = self.own
+
+    def forward(self, x: Tensor) -> Tensor:
+        (weight,), (others,) = self.held.values()
+        out: Tensor = x @ weight.T * others["scale"] + self.alias
+        return out
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize("K", [1, 3])
+def test_parameters_in_plain_lists_and_dicts_are_each_members_own(K: int, one_by_one: bool) -> None:
+    models = [Listing() for _ in range(K)]
+    fused = fuse(models, one_by_one=one_by_one)
+    x = torch.randn(5, 6)
+    out_K = fused(x)
+    torch.testing.assert_close(out_K, torch.stack([model(x) for model in models]))
+    out_K.square().sum().backward()
+    assert all(fused.stacked[name].grad is not None for name in ("layer.weight", "own"))
+    again: Any = fused.unfuse(K - 1)
+    assert again.held["weights"][0] is again.layer.weight
+    assert again.alias is again.own
+
+
 def test_copy_and_dtype() -> None:
     fused = fuse(nets(2))
     twin = copy.deepcopy(fused).double()
@@ -343,6 +377,21 @@ class Scaled(nn.Linear):
     def __init__(self, scale: float) -> None:
         super().__init__(3, 2)
         self.register_forward_pre_hook(Multiply(scale))
+
+
+def test_the_template_is_compared_once_for_all_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deep model has thousands of attributes, so a comparison for each member takes seconds."""
+    fused, calls = fuse(nets(4)), list[nn.Module]()
+
+    def counted(module: nn.Module, before: Any) -> Any:
+        calls.append(module)
+        return changed(module, before)
+
+    monkeypatch.setattr("fusion.members.fused_model.changed", counted)
+    fused.eval()
+    fused.copy({1: 0})
+    assert len(calls) == 1
+    assert not any(fused.unfuse(k).training for k in range(4))
 
 
 def test_hooks_survive() -> None:
@@ -427,6 +476,8 @@ def test_errors() -> None:
         fuse([nn.Dropout(), nn.Dropout().eval()])
     with pytest.raises(ValueError, match=r"`modules\[0\]\.weight` is not initialized"):
         fuse([nn.LazyLinear(3)])
+    with pytest.raises(ValueError, match=r"`modules\[0\]\.running_mean` is not initialized"):
+        fuse([nn.LazyBatchNorm1d(affine=False)])
     with pytest.raises(ValueError, match="several devices"):
         fuse([nn.Linear(2, 2), nn.Linear(2, 2, device="meta")])
     with pytest.raises(ValueError, match="`indices` is empty"):

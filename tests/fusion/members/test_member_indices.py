@@ -21,6 +21,12 @@ def test_indices_out_of_range(index: int) -> None:
         member_indices([index], 1)
 
 
+def test_a_single_index_is_no_list_of_indices() -> None:
+    single: Any = torch.tensor([3.0, 1.0]).argmin()
+    with pytest.raises(ValueError, match=r"`indices` is tensor\(1\), but must be a list of indices of members"):
+        member_indices(single, 2)
+
+
 @pytest.mark.parametrize("mask", [[True, False], torch.tensor([True, False]), list(np.array([True, False]))])
 def test_a_mask_is_no_list_of_indices(mask: Any) -> None:
     with pytest.raises(ValueError, match="`indices` is True, but must be an integer, or a list of them"):

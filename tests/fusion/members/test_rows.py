@@ -1,6 +1,7 @@
 """Parameters side by side in memory are the parameters that they were."""
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -140,6 +141,15 @@ def test_a_copy_leaves_the_rows_behind() -> None:
         for p in twin.parameters():
             p.zero_()
     assert fused.stacked["matrix"].any()
+
+
+def test_a_pickle_holds_each_parameter_once() -> None:
+    """A pickle of a view holds all of its matrix, and a matrix has the parameters of many layers."""
+    fused = fuse([nn.Sequential(*(nn.Linear(4, 4) for _ in range(30))) for _ in range(3)])
+    before = len(pickle.dumps(fused))
+    fused.flat(fused.stacked)
+    assert len(pickle.dumps(fused)) < 1.1 * before
+    assert fused.in_rows("0.weight")
 
 
 def test_autograd_notices_that_a_step_has_changed_what_it_kept() -> None:

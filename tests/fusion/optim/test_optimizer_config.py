@@ -35,6 +35,8 @@ def test_numbers_of_other_types() -> None:
         ({"lr": 0.1, "optimizer": "lamb"}, "`optimizer` is 'lamb', but must be one of sgd, adam, adamw"),
         ({"lr": -0.1}, "`lr` is -0.1, but must be a finite number > 0"),
         ({"lr": float("nan")}, "`lr` is nan, but must be a finite number > 0"),
+        ({"lr": 10**400}, "`lr` is 10+.*, but must be a finite number > 0"),
+        ({"lr": 0.1, "weight_decay": 10**400}, "`weight_decay` is 10+.*, but must be a finite number >= 0"),
         ({"lr": 0.1, "beta2": 1.0}, r"`beta2` is 1.0, but must be in \[0, 1\)"),
         ({"lr": 0.1, "weight_decay": -1}, "`weight_decay` is -1, but must be a finite number >= 0"),
         ({"lr": 0.1, "optimizer": "sgd", "nesterov": True}, "`nesterov` is True, but must be False unless"),

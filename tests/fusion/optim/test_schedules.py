@@ -187,6 +187,7 @@ def test_cosine_stays_at_zero_past_the_end() -> None:
             "`schedule` is 'poly', but must be one of constant, cosine, step, exponential",
         ),
         ({"schedule": lambda step, steps: -1.0}, 0, r"`schedule\(step, steps\)` is -1.0, but must be a finite number"),
+        ({"schedule": lambda step, steps: 10**400}, 0, r"`schedule\(step, steps\)` is 10+.* a finite number"),
         ({"schedule": "step", "step_size": 0}, 0, "`step_size` is 0, but must be a number of epochs >= 1"),
         ({"schedule": "exponential", "gamma": 0.0}, 0, r"`gamma` is 0.0, but must be in \(0, 1\]"),
         ({"warmup_epochs": -1}, 0, "`warmup_epochs` is -1, but must be a finite number of epochs >= 0"),

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -143,6 +144,7 @@ EQUAL: list[tuple[nn.Module, nn.Module]] = [
     (Block(config={"lr": 1.0, "act": "relu"}), Block(config={"lr": 2.0, "act": "relu"})),
     (Block(file=Path("a")), Block(file=asked(Path("a")))),
     (Block(held=Cooked(2)), Block(held=Cooked(2))),
+    (Block(log=logging.getLogger("a")), Block(log=logging.getLogger("a"))),
     (nn.LSTM(2, 3), nn.LSTM(2, 3)),
     (tied(True), tied(True)),
     (in_order(0, 1, 0), in_order(0, 1, 0)),
@@ -188,6 +190,7 @@ DIFFERENT: list[tuple[nn.Module, nn.Module, str]] = [
     (marked(2), marked(3), "weight.levels"),
     (Block(file=Path("a")), Block(file=Path("b")), "file"),
     (Block(held=Cooked(2)), Block(held=Cooked(3)), r"held\.value"),
+    (Block(log=logging.getLogger("a")), Block(log=logging.getLogger("b")), "log: .*'b'.* against .*'a'"),
 ]
 
 

@@ -434,7 +434,7 @@ def decayed(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]
 
 
 LOOSE: dict[str, Callable[[nn.Linear], Any]] = {
-    "[0]": lambda layer: [layer.weight],
+    "[0]": lambda layer: (layer.weight,),
     "['a'][1]": lambda layer: {"a": (3, layer.weight)},
     "": lambda layer: torch.ones(3, requires_grad=True),
     "['new']": lambda layer: {"new": nn.Parameter(torch.ones(3))},

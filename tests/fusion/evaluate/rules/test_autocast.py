@@ -26,6 +26,8 @@ FUNCTIONS: dict[str, Function] = {
     "convolution": lambda x, y: F.conv1d(x[:, None], y[:, None].float(), torch.zeros(4)),
     "convolution of a shared weight": lambda x, y: F.conv1d(x[:, None], torch.ones(2, 1, 3), torch.zeros(2)),
     "transposed": lambda x, y: F.conv_transpose2d(x[None, None], torch.ones(1, 2, 3, 3), torch.zeros(2)),
+    "distances": lambda x, y: torch.cdist(x, y),
+    "fourier": lambda x, y: torch.fft.rfft(x).abs() + torch.fft.ifft2(y).real[:, :4],
     "bilinear": lambda x, y: F.bilinear(x.float(), y.float(), torch.ones(2, 6, 6)),
 }
 

@@ -102,6 +102,13 @@ def test_no_member_reaches_another_where_kernels_mix_groups(
     assert any(t.isnan().any() for t in train(False, poison))
 
 
+@pytest.mark.parametrize("sizes", [(2, -1), ((2, 4, 36),), (torch.Size([-1]),), (4, 2, 6, 6)])
+def test_a_view_of_what_a_convolution_returns(sizes: tuple[Any, ...]) -> None:
+    """Many models flatten like that before their first linear layer. Channels last, there is no such view."""
+    inputs = torch.randn(2, 3, 8, 8), member(4, 3, 3, 3)
+    assert_folds(lambda x, weight: F.conv2d(x, weight).relu().view(*sizes), *inputs, dims=(None, 0))
+
+
 @pytest.mark.parametrize("size", [[2, 3, 4, 5], [2, 3, 4, 5, 6]])
 def test_affine_grid(size: list[int]) -> None:
     rows = len(size) - 2
