@@ -29,9 +29,6 @@ from hydro_rasda.settings.config import TuneConfig
 CALL = "call"
 """Key of the unit with which a call of `tune` resets the sweep. After it, the sweep's decisions are made anew."""
 
-CHANGED = "changed"
-"""Key of the unit with which a call of `tune` continues with other code or data. It holds the differences in words."""
-
 ADMITTED = "sweep/admitted"
 """Prefix of the names of units that admit configurations to the sweep."""
 

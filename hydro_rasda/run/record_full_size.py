@@ -31,7 +31,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hydro_rasda.history.full_size import BY_SCORE, refit_key, tried_targets
-from hydro_rasda.history.history import CALL, CHANGED, DONE, FULL_TRAINING, KINDS_FROM, RACE_DECISION, Live
+from hydro_rasda.history.history import CALL, DONE, FULL_TRAINING, KINDS_FROM, RACE_DECISION, Live
 from hydro_rasda.history.lines import (
     WIDTHS_OF,
     EpochTold,
@@ -46,6 +46,7 @@ from hydro_rasda.history.scores import kept_of
 from hydro_rasda.history.winner import best_of
 from hydro_rasda.run.crash_log import DROPPED
 from hydro_rasda.run.events import TrialEnded
+from hydro_rasda.run.run_folder import CHANGED
 from hydro_rasda.run.state import Run
 
 

@@ -28,7 +28,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.common.argument_checks import require
-from hydro_rasda.history.history import CALL, CHANGED, History, is_decision, is_live
+from hydro_rasda.history.history import CALL, History, is_decision, is_live
 from hydro_rasda.history.lines import JournalLine, Unit, jsonable
 from hydro_rasda.run import files
 from hydro_rasda.run.checkpoints import WRITTEN_AS, DamagedCheckpoint, load_checkpoint, save_checkpoint
@@ -55,6 +55,9 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = "checkpoints"
 """Folder of a run's checkpoints."""
+
+CHANGED = "changed"
+"""Key of the unit with which a call of `tune` continues with other code or data. It holds the differences in words."""
 
 
 class Store:

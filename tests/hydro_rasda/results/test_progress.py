@@ -20,7 +20,7 @@ from hydro_rasda.common.console import PrintableConsole
 from hydro_rasda.common.heat_names import HeatName
 from hydro_rasda.common.short_values import show
 from hydro_rasda.records.report import closing_lines
-from hydro_rasda.results.progress import NotebookProgress, Progress, typed
+from hydro_rasda.results.progress import NotebookProgress, Progress
 from hydro_rasda.run.events import (
     EpochEnded,
     EpochsTrained,
