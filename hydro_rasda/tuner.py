@@ -267,9 +267,8 @@ def _run(
 ) -> TuneResult:
     """Begin or resume the run, and train its heats."""
     identity, searcher, settings = Identity(request), request.searcher(), request.settings
-    problem = request.problem(backend)
+    problem, constraints = request.problem(backend), settings.sweep.constraints
     sampled = (request.space, settings.num_samples, settings.seed, settings.sweep.first, request.strategy)
-    constraints = settings.sweep.constraints
     candidates = RandomSearch(*sampled, all_fit(constraints))
     with _claim(folder, name, resume) as claim, contextlib.ExitStack() as stack:
         if claim.found is not None:
@@ -279,6 +278,7 @@ def _run(
             ready = get_ready(problem, request.space, candidates.trials, claim.doing, named_rule=named_rule)
         batch_size = read(problem.library_keys(candidates.trials[0].config), "batch_size")
         spec = identity.asked(ready, batch_size)
+        stack.callback(identity.leave)
         store = stack.enter_context(Store.claimed(claim, spec, time.monotonic() - began))
         shown = stack.enter_context(_shown()) if progress else None
         listeners = Callbacks([*([] if shown is None else [shown]), *callbacks])

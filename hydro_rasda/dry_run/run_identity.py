@@ -9,6 +9,7 @@ import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -61,6 +62,7 @@ class Identity:
         if constraints := functions_of(sweep.constraints):
             self._made["constraints"] = content([*constraints.items()])
         self._before = {name: content(function) for name, function in self._functions.items()}
+        self._own: Mapping[str, str] = {}
 
     def known(self, settings: TuneConfig, found: Mapping[str, Any]) -> dict[str, Any]:
         """Return the identity as far as it is known before a dry run; take the rest from the existing run.
@@ -92,9 +94,11 @@ class Identity:
         def of_data(given: Any) -> str:
             # Only the user's own loop knows how to read its data, so take the digest of the objects as they are.
             known = are_tensors(given) or not problem.is_own("sweep")
-            return data_digest(given, batch_size) if known else digest(content(given))
+            return data_digest(given, batch_size) if known else _own_digest(given)
 
         digests = {name: digest(found) for name, found in (self._made | stayed).items()}
+        of_each = {name: of_data(given) for name, given in self._data.items()}
+        self._own = of_each if problem.is_own("sweep") else {}
         return {
             **determining(ready.settings),
             **self._named,
@@ -105,8 +109,27 @@ class Identity:
             "python": platform.python_version(),
             "environment": environment(),
             "code": {name: dict([*_short(of).items()][:_PIECES]) for name, of in stayed.items()},
-            "digests": digests | {name: of_data(given) for name, given in self._data.items()},
+            "digests": digests | of_each,
         }
+
+    def leave(self) -> None:
+        """Note how a call leaves the data that the user's own loop has read, so that the same call recognizes them."""
+        for name, before in self._own.items():
+            with contextlib.suppress(Exception):  # neither data without weak references nor their state end a call
+                _LEFT[self._data[name]] = before, digest(content(self._data[name]))
+
+
+_LEFT: WeakKeyDictionary[Any, tuple[str, str]] = WeakKeyDictionary()
+"""Maps data of own loops to their digests before and after the last call in this process: reading may change them."""
+
+
+def _own_digest(given: Any) -> str:
+    """Return the digest of data that the user's own loop reads, without the changes that an earlier call has made."""
+    found = digest(content(given))
+    with contextlib.suppress(TypeError):  # a list, for example, has no weak references
+        before, after = _LEFT.get(given, (found, found))
+        return before if after == found else found
+    return found
 
 
 def _warn_of_state(name: str, before: Content, after: Content) -> None:

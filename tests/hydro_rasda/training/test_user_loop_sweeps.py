@@ -587,3 +587,29 @@ def test_tensors_may_be_its_data(search: Callable[..., TuneResult]) -> None:
 
     first = search(own, train_data=(x, y), max_t=1)
     assert search(own, train_data=[x, y], max_t=1).best_metric == first.best_metric == pytest.approx(x.mean().item())
+
+
+class Caching:
+    """Keeps what it has read, as data sets do with examples or an open file."""
+
+    def __init__(self, size: float) -> None:
+        self.size, self.cache = size, list[float]()
+
+    def read(self) -> float:
+        self.cache.append(self.size)
+        return self.size
+
+
+@pytest.mark.usefixtures("one_process")
+def test_data_that_a_call_has_read_are_those_of_the_same_call(search: Callable[..., TuneResult]) -> None:
+    def own(worker: Worker) -> None:
+        state = {"model": worker.model().state_dict()}
+        worker.report({"reward": worker.data[0].read()}, state)
+
+    data = Caching(0.5)
+    for count in (2, 3):
+        result = search(own, train_data=data, val_data=data, max_t=1, num_samples=count)
+        assert len(result.trials) == count
+    data.size = 0.25
+    with pytest.raises(Exception, match="`train_data` has other content"):
+        search(own, train_data=data, val_data=data, max_t=1, num_samples=3)
