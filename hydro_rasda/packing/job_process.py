@@ -157,8 +157,13 @@ def _command(task: Task, grid: Grid) -> list[str]:
 def _tree(pid: int) -> list[psutil.Process]:
     """Return the descendants of a process.
 
-    Only their own files are read, since `psutil` would read those of all processes of the machine, for each job.
+    Only their own files are read, since `psutil` would read those of all processes of the machine, for each job. Some
+    kernels do not list a thread's children.
     """
+    if not Path("/proc/thread-self/children").exists():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return list(psutil.Process(pid).children(recursive=True))
+        return []
     found, left = [], [pid]
     while left:
         for child in _children(left.pop()):

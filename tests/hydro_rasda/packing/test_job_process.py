@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -79,6 +80,23 @@ def test_a_share_is_relative_to_a_gpu_of_compute_1(machine: Machine, monkeypatch
     whole = process.in_all({"exit": 0, "seconds": 20.0, "cpu": 0.0, "memory": 0.0})
     assert whole.share == pytest.approx(0.6)
     process.reap()
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_descendants_are_found_whether_the_kernel_lists_children_or_not(
+    monkeypatch: pytest.MonkeyPatch, listed: bool
+) -> None:
+    there = Path.exists
+    if not listed:
+        monkeypatch.setattr(Path, "exists", lambda path: path.name != "children" and there(path))
+    # The shell says when its child is there, and waits for it.
+    with subprocess.Popen(["sh", "-c", "sleep 600 & echo; wait"], stdout=subprocess.PIPE) as shell:
+        assert shell.stdout is not None
+        shell.stdout.readline()
+        (child,) = job_process._tree(shell.pid)
+        assert child.ppid() == shell.pid
+        child.kill()
+    assert job_process._tree(shell.pid) == []
 
 
 def test_the_time_of_children_that_have_ended_is_their_parents() -> None:
