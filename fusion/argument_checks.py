@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeGuard
 
-_LARGEST = sys.float_info.max  # a larger integer has no float
-
 _shown = reprlib.Repr()
 _shown.maxstring = _shown.maxother = 200
 _LARGEST = sys.float_info.max  # an integer may be larger, but computing with it then fails

@@ -38,10 +38,6 @@ if TYPE_CHECKING:
     from ray.tune.search import Searcher
 
 
-_OF_LINES = ("event", "heat", "trial", "epoch")
-"""Keys of a journal's line of metrics, beside the metrics."""
-
-
 @dataclass(frozen=True)
 class Request:
     """The arguments of `tune` for the model, the space, the data and the training, under the same names."""
@@ -112,7 +108,7 @@ class Request:
         require(sweep.fusion in ("auto", 1), "sweep.fusion", sweep.fusion, f"'auto' or 1 {alone}, one by one")
         costs = self.settings.comparison.costs
         require(not costs, "metric", costs, f"metrics that `train` reports, {alone}; or a bound of these")
-        taken = [name for name in self.settings.comparison.trained if name in (*_OF_LINES, *HISTORY)]
+        taken = [name for name in self.settings.comparison.trained if name in HISTORY]
         require(not taken, "metric", taken, f"metrics of other names {alone}: the journal has these for its own values")
         if sweep.surrogate < 1 and width_form(self.model_fn) is None:
             named: object = getattr(self.model_fn, "__name__", repr(self.model_fn))
