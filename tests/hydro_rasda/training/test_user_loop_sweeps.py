@@ -432,7 +432,7 @@ def test_if_all_fail_the_first_error_is_told(search: Callable[..., TuneResult]) 
         ({"sweep": SweepConfig(repeats=2)}, "`train` is .*, but must be None where a trial trains several models"),
         ({"metrics": lambda outputs, targets: {}}, "`metrics` is .*, but must be None where `train` alone trains"),
         ({"metric": ["reward", "macs"], "mode": "max"}, r"`metric` is \('macs',\), but must be metrics that `train`"),
-        ({"metric": "epoch"}, r"`metric` is \['epoch'\], but must be metrics of other names where `train` alone"),
+        ({"metric": "workers"}, r"`metric` is \['workers'\], but must be metrics of other names where `train` alone"),
         ({"race": RaceConfig(patience=1)}, "`race.patience` is 1, but must be None with `train`"),
         ({"train": lambda: None}, r"`train` is .*, but must be None, or a function"),
         ({"train": None}, "`train_data` is None, but must be given, unless `train` alone trains the models"),
