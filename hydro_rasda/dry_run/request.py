@@ -146,12 +146,16 @@ class Request:
         return make_batches(data, name, where, self.settings.seed, self.settings.loader_workers)
 
     @property
+    def _loss_fn(self) -> LossFn:
+        return F.cross_entropy if self.loss_fn is None else self.loss_fn  # a module of several losses may have no items
+
+    @property
     def functions(self) -> dict[str, Callable[..., Any]]:
         """The user's functions by argument name, for the run's identity.
 
         If the library needs a `loss_fn` and the user gave none, it is cross-entropy.
         """
-        loss_fn = None if self.sweeps else self.loss_fn or F.cross_entropy
+        loss_fn = None if self.sweeps else self._loss_fn
         measures = {"loss_fn": loss_fn} if self.objective is None else {"objective": self.objective}
         given: dict[str, Any] = {"model_fn": self.model_fn, **measures, "metrics": self.metrics, "train": self.train}
         return {name: function for name, function in given.items() if function is not None}
@@ -171,7 +175,7 @@ class Request:
 
     def problem(self, backend: Backend) -> Problem:
         pickle_config_modules()
-        objective = as_objective(self.objective, self.loss_fn or F.cross_entropy, self.metrics is not None)
+        objective = as_objective(self.objective, self._loss_fn, self.metrics is not None)
         settings, where = self.settings, backend.device
         folds = None if self.folds is None else self.folds.on(where)
         train_data: Batches

@@ -61,6 +61,17 @@ def records(result: TuneResult) -> list[Any]:
     return [[t.trial, t.config, t.status, t.sweep_epochs, t.epochs, t.history, t.error] for t in result.trials]
 
 
+class NoTerms(nn.ModuleList):
+    """A loss of modules, of which there are none yet."""
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return 100 + F.cross_entropy(output, target)
+
+
+def test_a_loss_without_items_is_a_loss(quick: Quick) -> None:
+    assert quick(loss_fn=NoTerms(), num_samples=1, max_t=1).best_metric > 100
+
+
 def test_same_seed_same_records(quick: Quick) -> None:
     one, two, other = quick(name="one"), quick(name="two"), quick(name="other", seed=1)
     assert records(one) == records(two)
