@@ -9,12 +9,10 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from hydro_rasda.common.argument_checks import is_number
+from hydro_rasda.backends.ray.report_journal import plain_number
 from hydro_rasda.processes.temporary_folders import make_folder
 from hydro_rasda.records.records import flat
 from hydro_rasda.training.distributed import await_joined, await_ranks, listening_store, reached_store
@@ -53,10 +51,9 @@ class RankWorker(Worker):
         named = {name: value for name, value in flat(metrics).items() if value is not None}
         name = self._job["time_attr"]
         # Tune adds "training_iteration" later, so count it here.
-        t = named.get(name, iteration if name == "training_iteration" else None)
+        t = plain_number(named.get(name, iteration if name == "training_iteration" else None))
         safety = every is not None and iteration % every == 0
-        t = t.item() if isinstance(t, Tensor | np.generic) else t
-        if not at or not is_number(t):
+        if not at or t is None:
             return safety
         names = {*named, name}
         since = min(self._reported.get(each, 0) for each in names)
