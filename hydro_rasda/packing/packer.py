@@ -138,8 +138,7 @@ class Packer:
         unknown: list[Job] = []
         known: list[Job] = []
         alone: list[Job] = []
-        devices = list(self.devices.values())
-        most = max((device.memory for device in devices), default=0.0)
+        devices, most = list(self.devices.values()), self._most_memory()
         of_alike: dict[tuple[str, Estimate], Job | None] = {}  # thousands of jobs may wait, but of few kinds
         for record in self._grid.records.values():
             if record.state == "pending":
@@ -149,7 +148,7 @@ class Packer:
                     of_alike[alike] = self._expected(record.name)
                 if (job := of_alike[alike]) is None:
                     unknown.append(Job(record.name, 0.0, 1.0, 0.0))
-                elif record.alone or job.memory > most:
+                elif _runs_alone(record, job, most):
                     alone.append(Job(record.name, 0.0, *job[2:]))
                 else:
                     known.append(Job(record.name, *job[1:]))
@@ -171,8 +170,9 @@ class Packer:
         fits = [device for device in devices if job.memory <= device.memory] or devices
         return job._replace(compute=min(job.compute, max((device.compute for device in fits), default=0.0)))
 
-    def _alone(self, record: JobRecord, job: Job) -> bool:
-        return record.alone or job.memory > max((device.memory for device in self.devices.values()), default=0.0)
+    def _most_memory(self) -> float:
+        """Return the memory of the largest device."""
+        return max((device.memory for device in self.devices.values()), default=0.0)
 
     def _room(self, device: Device) -> Room:
         """Return the free memory and compute of a device.
@@ -182,7 +182,7 @@ class Packer:
         there = []
         for process in self._on(device):
             job, record = self._expected(process.task.name), self._grid.records[process.task.name]
-            if job is None or self._alone(record, job):
+            if job is None or _runs_alone(record, job, self._most_memory()):
                 job = Job(record.name, device.memory, device.compute, 0.0)
             left = max(0.0, job.seconds - process.seconds)
             there.append(job._replace(memory=max(job.memory, process.memory), seconds=left))
@@ -262,6 +262,11 @@ class Packer:
         lines = self._grid.log_tail(name).strip().splitlines()
         what = _SIGNALS.get(-code, f"signal {-code}") if code < 0 else f"exit status {code}"
         return ": ".join([what, *lines[-1:]])
+
+
+def _runs_alone(record: JobRecord, job: Job, most: float) -> bool:
+    """Tell whether a job gets a device for itself: after it ran out of memory, or if no device has as much: `most`."""
+    return record.alone or job.memory > most
 
 
 def _check_placed(placed: object, jobs: Sequence[Job], devices: Sequence[Device]) -> None:
