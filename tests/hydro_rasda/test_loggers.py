@@ -235,19 +235,30 @@ def test_mlflow_takes_a_folder_with_an_apostrophe(tmp_path: Path, monkeypatch: p
     assert logger.logged(0, "sweep") == 0
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_mlflow_takes_names_with_characters_that_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def mlflow_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Logs a trial and its first epoch to MLflow, and returns what MLflow then holds of the trial."""
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     where = (tmp_path / "mlruns").as_uri()
-    logger = MLflowLogger("digits", where)
-    logger.on_event(began(tmp_path / "run"))
-    logger.on_event(TrialConfigured(seconds=1.0, trial=0, config={"lr": 0.1, "top@k": 5}))
-    logger.on_event(replace(epoch(0, 1), metrics={"val_recall@10": 0.5}))
-    client = mlflow.MlflowClient(tracking_uri=where)
-    (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
-    assert run.data.params == {"lr": "0.1", "top_k": "5"}
-    assert run.data.metrics == {"sweep/val_recall_10": 0.5, "sweep/epoch": 1.0}
+
+    def logged(config: dict[str, Any], metrics: dict[str, float]) -> Any:
+        logger = MLflowLogger("digits", where)
+        logger.on_event(began(tmp_path / "run"))
+        logger.on_event(TrialConfigured(seconds=1.0, trial=0, config=config))
+        logger.on_event(replace(epoch(0, 1), metrics=metrics))
+        client = mlflow.MlflowClient(tracking_uri=where)
+        (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
+        return run.data
+
+    return logged
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_takes_names_with_characters_that_it_refuses(mlflow_holds: Callable[..., Any]) -> None:
+    held = mlflow_holds({"lr": 0.1, "top@k": 5}, {"val_recall@10": 0.5})
+    assert held.params == {"lr": "0.1", "top_k": "5"}
+    assert held.metrics == {"sweep/val_recall_10": 0.5, "sweep/epoch": 1.0}
 
 
 def written(file: Path) -> Iterator[bytes]:
@@ -459,20 +470,12 @@ def test_wandb_is_asked_for_a_run_that_can_go_on(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_mlflow_tells_names_apart_that_it_would_take_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    where = (tmp_path / "mlruns").as_uri()
-    logger = MLflowLogger("digits", where)
-    logger.on_event(began(tmp_path / "run"))
-    logger.on_event(TrialConfigured(seconds=1.0, trial=0, config={"top@k": 5, "top_k": 6, "top#k": 7}))
-    logger.on_event(replace(epoch(0, 1), metrics={"val_r@1": 0.25, "val_r_1": 0.5}))
-    client = mlflow.MlflowClient(tracking_uri=where)
-    (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
-    assert run.data.params["top_k"] == "6"
-    assert sorted(run.data.params.values()) == ["5", "6", "7"]
-    assert run.data.metrics["sweep/val_r_1"] == 0.5
-    assert sorted(run.data.metrics.values()) == [0.25, 0.5, 1.0]
+def test_mlflow_tells_names_apart_that_it_would_take_for_one(mlflow_holds: Callable[..., Any]) -> None:
+    held = mlflow_holds({"top@k": 5, "top_k": 6, "top#k": 7}, {"val_r@1": 0.25, "val_r_1": 0.5})
+    assert held.params["top_k"] == "6"
+    assert sorted(held.params.values()) == ["5", "6", "7"]
+    assert held.metrics["sweep/val_r_1"] == 0.5
+    assert sorted(held.metrics.values()) == [0.25, 0.5, 1.0]
 
 
 @pytest.mark.filterwarnings("ignore")
